@@ -49,7 +49,7 @@ COMPILER_VARIABLES = ("CC", "CXX", "CPPFLAGS", "CFLAGS", "CXXFLAGS", "LDFLAGS", 
 
 
 def fingerprint() -> str:
-    """Of everything the library is made from."""
+    """Hash of everything the library is made from."""
     made = hashlib.sha256(Path(__file__).read_bytes() + digest(SOURCES).encode())
     made.update(f"{version('torch')} {platform.machine()} {compiler_version()}".encode())
     made.update("\0".join(os.environ.get(name, "") for name in COMPILER_VARIABLES).encode())
@@ -103,7 +103,7 @@ def build(folder: Path) -> Path:
 
 
 def place(source: Path, target: Path) -> Path:
-    """In one step: a process that starts meanwhile sees the old library or the new one."""
+    """Copies in one step: a process that starts meanwhile sees the old library or the new one."""
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     shutil.copyfile(source, temporary)
@@ -111,7 +111,7 @@ def place(source: Path, target: Path) -> Path:
 
 
 def obtain(folder: Path, cache: Path | None, wanted: str) -> None:
-    """From the cache, or compiled and kept there."""
+    """Copies the library from the cache, or compiles it and keeps it there."""
     kept = None if cache is None else cache / f"{wanted[:16]}.so"
     if kept is not None and kept.exists():
         place(kept, folder / LIBRARY)

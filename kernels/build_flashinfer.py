@@ -48,7 +48,7 @@ Build = Callable[[str, tuple[int, ...]], Path]
 
 
 def plan(every: list[Shape], architectures: list[int]) -> dict[str, tuple[int, ...]]:
-    """By module, what it is built for; FA3's come last, which take the longest."""
+    """Architectures to build each module for. FA3's modules, which take the longest, come last."""
     everywhere = {
         name: tuple(sorted(architectures)) for shape in every for name in needed_modules(shape)
     }
@@ -62,7 +62,7 @@ def plan(every: list[Shape], architectures: list[int]) -> dict[str, tuple[int, .
 
 
 COMPARED: Final = ("sampling", "rope", "page")
-"""Modules that no engine calls: `benchmarks.gpu.kernels` sets ours beside them."""
+"""Modules that no engine calls: `benchmarks.gpu.kernels` compares ours with them."""
 
 
 def build_all(folder: Path, wanted: dict[str, tuple[int, ...]], build: Build) -> None:
@@ -143,7 +143,8 @@ def flashinfer_builder(
 
 
 def targets(architectures: Iterable[int]) -> str:
-    """As flashinfer wants them; it adds the letters of newer ones itself."""
+    """Architectures as flashinfer's variable lists them; it adds the letters of newer ones
+    itself."""
     return " ".join(f"{one // 10}.{one % 10}" for one in architectures)
 
 

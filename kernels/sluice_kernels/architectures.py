@@ -1,4 +1,4 @@
-"""On which GPUs machine code runs. Architectures are compute capabilities times ten: 90 is 9.0."""
+"""Which GPUs run machine code. Architectures are compute capabilities times ten: 90 is 9.0."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ HOPPER: Final = 90
 
 
 def built_for(architecture: int, built: Iterable[int]) -> int | None:
-    """Which of the architectures `built` runs on `architecture`: itself or, before Hopper, an older
-    one of the same generation (newer ones are compiled with what only they have)."""
+    """The one of the architectures `built` that runs on `architecture`: itself or, before Hopper,
+    an older one of the same generation (newer ones are compiled with what only they have)."""
     usable = [
         other
         for other in built

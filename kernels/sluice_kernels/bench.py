@@ -1,4 +1,4 @@
-"""Each kernel beside its reference in plain torch, one JSON line a figure.
+"""Benchmarks each kernel and its reference in plain torch, one JSON line a figure.
 
 `python -m sluice_kernels.bench`: CPU time of one thread, the best of several calls, on every
 instruction set that this processor has. Sizes are those of a small Qwen3 with 64 rows.

@@ -33,7 +33,7 @@ SHORT: Final = {"bfloat16": "bf16", "float16": "f16"}
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a model's attention, as far as kernels are compiled for it."""
+    """Attention shape of a model, as far as kernels are compiled for it."""
 
     dtype: str
     """A key of SHORT."""
@@ -42,11 +42,11 @@ class Shape:
     """Keys and values are stored as e4m3; FA3 does not read them."""
 
     def decode_module(self) -> str:
-        """Of one token a row, without tensor cores."""
+        """Name of the module for one token a row, without tensor cores."""
         return f"batch_decode_with_kv_cache_{self._types()}"
 
     def prefill_module(self, kernels: str) -> str:
-        """Of any tokens a row; kernels: fa2 or fa3."""
+        """Name of the module for any number of tokens a row; kernels: fa2 or fa3."""
         suffix = "_sm90" if kernels == "fa3" else ""
         return f"batch_prefill_with_kv_cache_{self._types()}_f16qk_False{suffix}"
 
@@ -60,13 +60,14 @@ class Shape:
 
 
 def needed_modules(shape: Shape) -> tuple[str, ...]:
-    """What every engine calls."""
+    """Modules that every engine calls."""
     return (shape.decode_module(), shape.prefill_module("fa2"), *SHARED)
 
 
 def hopper_module(shape: Shape, architecture: int) -> str | None:
-    """What an engine on Hopper calls for long prompts; without it FA2 computes them. None: not
-    Hopper, or there is none. architecture: compute capability, 90 for 9.0."""
+    """Module that an engine on Hopper calls for long prompts; without it FA2 computes them. None:
+    the GPU is not Hopper, or there is no such module. architecture: compute capability, 90 for
+    9.0."""
     if architecture != HOPPER or shape.fp8_pages:
         return None
     return shape.prefill_module("fa3")
@@ -82,7 +83,7 @@ class Module:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a folder holds; `modules` by name."""
+    """Content of a folder; `modules` by name."""
 
     version: str
     modules: Mapping[str, Module]
@@ -100,7 +101,7 @@ class Manifest:
         return cls(content["version"], modules)
 
     def write(self, folder: Path) -> None:
-        """In one step."""
+        """Writes the manifest in one step."""
         content = {
             "version": self.version,
             "modules": {name: asdict(module) for name, module in sorted(self.modules.items())},
@@ -121,7 +122,7 @@ def digest(path: Path) -> str:
 
 
 def missing_modules(shape: Shape, architecture: int, folder: Path = BUILT) -> list[str]:
-    """What an engine needs and `folder` does not hold for its GPU, each with the reason."""
+    """Modules that an engine needs and `folder` lacks for its GPU, each with the reason."""
     return _missing(needed_modules(shape), architecture, folder)
 
 

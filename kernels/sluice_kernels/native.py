@@ -72,7 +72,7 @@ def isas() -> list[str]:
 
 
 def use_isa(name: str) -> None:
-    """From now on, in all threads: tests and benches compare one with another."""
+    """Selects an instruction set in all threads from now on: tests and benches compare them."""
     torch.ops.sluice.use_isa(name)
 
 

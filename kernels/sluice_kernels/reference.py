@@ -1,4 +1,4 @@
-"""What each kernel computes, in plain torch and float32: slow, short, and what tests compare with.
+"""References of the kernels in plain torch and float32: slow, short, and what tests compare with.
 
 Shapes: n tokens of a step, flat over its rows; h heads, k key heads, d numbers a head.
 """

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Final
 
 STAMP: Final = "_native.stamp"
-"""Beside a library: what it was made from and with, then the digest of its sources alone."""
+"""Name of the file next to a library: what it was made from and with, then the digest of its
+sources alone."""
 
 
 def digest(folder: Path) -> str:
-    """Of all files of a folder, by name and content."""
+    """Digest of all files of a folder, by name and content."""
     found = hashlib.sha256()
     for path in sorted(folder.iterdir()):
         found.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")

@@ -1,7 +1,7 @@
 """`python -m sluice_operator`: the operator's process.
 
 Reads the environment, connects, runs. Exits with 0 on SIGTERM, 2 when a
-setting is invalid, and 1 when it cannot go on and should be restarted.
+setting is invalid, and 1 when it cannot continue and should be restarted.
 """
 
 from __future__ import annotations

@@ -92,16 +92,13 @@ def admitting(
 
 
 ERROR_BACKOFFS: Final = (0.25, 0.5, 1.0, 2.0, 4.0, 5.0)
-"""In seconds.
-
-After this time Kopf ends and is restarted, with the current rights, a new log-in and new
-certificates.
+"""Seconds between Kopf's tries of a failed request. After the last one Kopf ends and is restarted,
+with the current rights, a new log-in and new certificates.
 """
 WORKERS: Final = 20
 IDLE_SECONDS: Final = 0.01
-"""Kopf keeps a task, with the parsed object, for each recently changed object.
-
-There are few, and they end soon.
+"""Seconds until Kopf ends the task of an object that no longer changes. A task holds the parsed
+object, so few should exist.
 """
 
 

@@ -30,7 +30,7 @@ def log_to_stderr(level: str, form: Format) -> None:
     handler.setFormatter(LineFormatter(form))
     logging.basicConfig(level=level, handlers=[handler])
     if level != "DEBUG":
-        # What ends Kopf is told by those who begin it anew; until then it repeats itself.
+        # Whoever restarts Kopf logs why it ended; Kopf itself would only repeat the message.
         logging.getLogger("kopf").setLevel(logging.CRITICAL)
 
 

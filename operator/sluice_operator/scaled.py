@@ -34,8 +34,8 @@ MOVED: Final = f"{labels.GROUP}/moved"
 
 @dataclass(frozen=True)
 class MoveInProgress:
-    """Engines that move to a pool from the other one. All that its steps need beside what the
-    cluster shows, so that any operator process can go on with it."""
+    """Engines that move to a pool from the other one. It has everything that the steps need and the
+    cluster does not show, so that any operator process can continue the move."""
 
     source: Role
     engines: int
@@ -71,22 +71,22 @@ class ScaledPool:
     """A pool of a service whose replicas the autoscaler decides."""
 
     name: str
-    """Of the EnginePool."""
+    """Name of the EnginePool."""
     uid: str
     replicas: int
     generation: int
-    """Of the EnginePool, when it had these replicas."""
+    """Generation of the EnginePool when it had these replicas."""
     accelerator: str
-    """For people: `CPU` or `2 x NVIDIA-A100-SXM4-40GB`."""
+    """Display text: `CPU` or `2 x NVIDIA-A100-SXM4-40GB`."""
     others: frozenset[tuple[str, str]] = frozenset()
     """Who else owns the replicas: field managers, and when each has written last."""
     move: MoveInProgress | None = None
-    """By which it gets engines of the other pool."""
+    """Move in progress that brings it engines of the other pool."""
 
 
 @dataclass(frozen=True)
 class ScaledService:
-    """A service of which at least one pool is scaled."""
+    """A service with at least one scaled pool."""
 
     live: Manifest
     """The InferenceService."""
@@ -98,7 +98,7 @@ class ScaledService:
     fixed_gpus: Mapping[Role, int] = field(default_factory=dict)
     """GPUs of one engine of each pool that is not scaled."""
     former_gpus: int = 0
-    """Held by engines of another mode, as long as they drain."""
+    """GPUs held by engines of another mode that drain."""
 
     @property
     def namespace(self) -> str:
@@ -112,32 +112,33 @@ class PoolPods:
     replicas: int
     """Engines that the pool is asked for."""
     generation: int
-    """Of the EnginePool, when it was asked for them."""
+    """Generation of the EnginePool when it was asked for these replicas."""
     ready: int = 0
     starting: int = 0
     """Pods that have a place and are not ready yet."""
     unschedulable: int = 0
     """Pods without a place, also those that a scheduling gate holds back."""
     claimless: tuple[datetime, ...] = ()
-    """Of these, those without their ResourceClaim: when each was made."""
+    """Creation times of unscheduled pods whose ResourceClaim does not exist yet."""
     queue: str = ""
-    """Kueue's, that some of these wait for; empty where none does."""
+    """Kueue's queue that unscheduled pods wait for; empty where none does."""
     queued: int = 0
-    """How many of these do."""
+    """Number of pods that wait in that queue."""
     live: int = 0
     """Pods that are not being deleted."""
     draining: int = 0
     """Pods that are being deleted, and hold their GPUs until they are gone."""
     start_seconds: float | None = None
-    """Of an engine, as the pods that are ready took; None: none is, or they do not say."""
+    """Median seconds of a start, from scheduled to ready, over ready pods. None: no pod is ready,
+    or none tells."""
     planned: int = 0
-    """Engines that the roll-out plans for all revisions together, plus one that may come beside
-    them while pods are replaced."""
+    """Engines that the roll-out plans for all revisions together, plus one that may come in
+    addition while pods are replaced."""
 
     names: frozenset[str] = frozenset()
     """Names of placed pods that are not being deleted; unplaced pods are removed first anyway."""
     victims: frozenset[str] = frozenset()
-    """Those of them that are marked to go first, by whichever operator."""
+    """Names of placed pods that are marked to be removed first, by whichever operator."""
 
     def surplus(self, replicas: int) -> int:
         """Pods beyond `replicas` that hold GPUs, or soon will."""
@@ -149,9 +150,9 @@ class Scaling:
     """The last decision, as a status shows it."""
 
     check: Check
-    """Of the condition ScalingActive."""
+    """Check for the condition ScalingActive."""
     status: ScalingStatus | None = None
-    """None: as it was."""
+    """Status of scaling; None: unchanged."""
 
 
 class Autoscaling(Protocol):
@@ -188,4 +189,4 @@ class _NoAutoscaling:
 
 
 NO_AUTOSCALING: Final[Autoscaling] = _NoAutoscaling()
-"""For a reconcile without an autoscaler."""
+"""Autoscaling of a reconcile without an autoscaler."""

@@ -14,20 +14,20 @@ from sluice_contract.cluster.labels import Role
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What one pool has, and asks for."""
+    """Engines that one pool has, and that it asks for."""
 
     current: int
     desired: int
-    """Within the pool's own limits."""
+    """Desired engines, within the pool's own limits."""
     minimum: int
     gpus: int
-    """Of one engine."""
+    """GPUs of one engine."""
     surplus: int
     """Pods beyond `current` that hold their GPUs."""
     unplaced: int
-    """Of `current`: pods that found no place."""
+    """Pods among `current` that found no place."""
     wanted: float
-    """What its load asks for, in engines."""
+    """Engines that its load asks for."""
 
     @property
     def held_gpus(self) -> int:

@@ -10,7 +10,7 @@ from sluice_autoscaler.forecast import Forecast
 from sluice_autoscaler.measured import ItlModel
 
 MAX_BUSY: Final = 0.95
-"""Of the time that engines have for prompts, however lenient the promise."""
+"""Largest busy share of the time that engines have for prompts, however lenient the promise."""
 AIMED_LATE: Final = 0.2
 """Share of the allowed late requests to aim at: the load is an estimate."""
 TIGHT_SHARE: Final = 0.25
@@ -21,12 +21,12 @@ MAX_ENGINES: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What the engines are sized for."""
+    """Promise that the engines are sized for."""
 
     queue_seconds: float
     itl_seconds: float | None
     share: float
-    """Of the requests that are to be within both, 0 to 1."""
+    """Share of the requests that are to be within both, 0 to 1."""
 
 
 def engines_for(
@@ -53,9 +53,9 @@ def engines_for_answers(itl: ItlModel, itl_seconds: float, running: float) -> in
 def keeps(
     engines: int, load: Forecast, promise: Promise, itl: ItlModel | None, running: float
 ) -> bool:
-    """Whether this many engines keep the promise. Beside prompts they keep the time between tokens
-    by themselves, with smaller chunks: it bounds the time that prompts get, and the queue is what
-    is sized."""
+    """Whether this many engines keep the promise. While they compute prompts, they keep the time
+    between tokens by themselves, with smaller chunks. It bounds the time for prompts, and the queue
+    is what is sized."""
     share = _prompt_share(engines, load, promise, itl, running)
     if share <= 0:
         return False
@@ -69,8 +69,8 @@ def keeps(
 def _prompt_share(
     engines: int, load: Forecast, promise: Promise, itl: ItlModel | None, running: float
 ) -> float:
-    """Share of an engine's time that prompts can get beside its answers; 0 or less where answers
-    alone take longer between tokens than promised."""
+    """Share of an engine's time that prompts can get in addition to its answers; 0 or less where
+    answers alone take longer between tokens than promised."""
     if itl is None or promise.itl_seconds is None:
         return load.prompt_share
     if itl.base_seconds >= promise.itl_seconds * (1 - TIGHT_SHARE):

@@ -24,7 +24,7 @@ from sluice_autoscaler.trade import Needs, joint_needs, lasting_needs, traded
 Seen = Mapping[Role, tuple[Reports, Measured]]
 TWO_POOLS: Final = (Role.PREFILL, Role.DECODE)
 ROLE_CHANGE_SECONDS: Final = 2.0
-"""Of an engine without work, from one role to the other."""
+"""Seconds that an engine without work takes from one role to the other."""
 
 
 def decide(settings: Settings, history: History, sample: Sample) -> Decision:
@@ -91,7 +91,7 @@ def _plans(
 
 
 def _needs(settings: Settings, seen: Seen, plans: Mapping[Role, PoolPlan]) -> Needs:
-    """Of two pools whose load is known."""
+    """Needs of two pools whose load is known; empty otherwise."""
     needs = {role: plan.need for role, plan in plans.items() if plan.need is not None}
     if len(needs) < len(TWO_POOLS):
         return {}
@@ -188,7 +188,8 @@ def _is_settled(pool: PoolSample) -> bool:
 def _target_size(
     settings: Settings, engines: Mapping[Role, int], target: Role, desired: int, surplus: int
 ) -> int:
-    """What the pool can have of `desired` engines with the GPUs of those that are given."""
+    """Size that the pool can have towards `desired`, with the GPUs of `surplus` engines of the
+    other pool."""
     more = max(0, min(desired - engines[target], surplus))
     gpus = settings.pools[target].gpus
     if settings.gpu_budget is not None and gpus:

@@ -1,4 +1,4 @@
-"""What was decided, and why."""
+"""Decisions and their reasons."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class PoolDecision:
     reason: str
     """One word in CamelCase."""
     message: str
-    """For people: measurements in numbers, and what follows."""
+    """Message for people: measurements in numbers, and what follows."""
     victims: tuple[str, ...] = ()
     """Engines that should go first when the pool shrinks."""
     wanted: int | None = None
-    """What the load alone asks for; None where it is not known. `desired` follows it within limits,
-    budget and rates."""
+    """Engines that the load alone asks for; None where it is not known. `desired` follows it within
+    limits, budget and rates."""
     measured: Measured = field(default=Measured(), compare=False)
-    """What later decisions learn from."""
+    """Measurements that later decisions learn from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Move:
     target: Role
     engines: int
     target_engines: int
-    """Of the pool that they move to, afterwards."""
+    """Engines of the target pool after the move."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,11 @@ class Answered:
 
     requests: int = 0
     in_time: int = 0
-    """Those that kept it."""
+    """Requests that kept the slo."""
 
     @property
     def in_time_percent(self) -> float | None:
-        """Rounded down to a tenth; None without requests."""
+        """Percentage of requests in time, rounded down to a tenth; None without requests."""
         return 1000 * self.in_time // self.requests / 10 if self.requests else None
 
 
@@ -63,9 +63,9 @@ class Decision:
     reason: str
     message: str
     answered: Answered = field(default=Answered(), compare=False)
-    """Since the sample before, by all engines of the service; for people."""
+    """Requests since the previous sample, counted by all engines of the service; for people."""
     move: Move | None = None
-    """Of the engines by which pools change, those that move; None: none does."""
+    """Engines that move between pools, among the changes; None: none does."""
 
     @property
     def changes(self) -> tuple[PoolDecision, ...]:

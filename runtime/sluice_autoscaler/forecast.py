@@ -1,4 +1,4 @@
-"""What to expect of a pool, learnt from its history: work, its burstiness, length of answers."""
+"""Forecast of a pool, learnt from its history: work, its burstiness, length of answers."""
 
 from __future__ import annotations
 
@@ -12,42 +12,44 @@ from sluice_autoscaler.measured import Measured
 
 SHORTEST_SECONDS: Final = 20.0
 LONGEST_SECONDS: Final = 300.0
-"""Between which the window is over which the rate of arriving work is averaged."""
+"""Longest window over which the rate of arriving work is averaged; `SHORTEST_SECONDS` is the
+shortest."""
 RELATIVE_ERROR: Final = 0.12
-"""Of that mean. Where requests are few and large it takes longer to know their rate."""
+"""Relative error of the averaged rate at which a window is long enough. Where requests are few and
+large, it takes longer to know their rate."""
 SURE_SECONDS: Final = 10.0
 """The shortest window that may show a rise."""
 SURE_ERRORS: Final = 1.5
 """Standard errors by which a mean over a short window is lowered to be sure of it."""
 RISE_SECONDS: Final = (15.0, 30.0, 60.0)
-"""Two means over so long, one after the other, show a rise: steep or slow ones."""
+"""Lengths of the two successive windows whose means show a rise, steep or slow."""
 RISE_ERRORS: Final = 3.0
 """Standard errors of their difference by which a rise is lowered to be sure of it. Every decision
 looks for one: at two standard errors, chance alone often looks like a rise."""
 MAX_RISE: Final = 1.5
 DISPERSION_SECONDS: Final = 300.0
-"""Over which its burstiness is learnt."""
+"""Window over which the burstiness of arriving work is learnt."""
 PRIOR_DISPERSION: Final = 0.5
-"""In seconds, until measured: as of prompts that take a quarter of a second each, beside what
-decodes."""
+"""Dispersion in seconds until it is measured: as of prompts that take a quarter of a second each,
+in steps that also decode."""
 PRIOR_SAMPLES: Final = 15
-"""So many samples are as good as the prior."""
+"""Number of samples that weigh as much as the prior."""
 TREND_SECONDS: Final = 20.0
 SURE_TREND_SECONDS: Final = 60.0
-"""Of page use."""
+"""Window of the sure trend of page use."""
 MAX_GROWTH: Final = 0.5
-"""Of the pages that are used now: by so much a trend of the last seconds may raise them."""
+"""Largest growth by the trend of the last seconds, as a share of the pages in use."""
 MAX_SURE_GROWTH: Final = 1.0
-"""By so much that of the last minute may."""
+"""Largest growth by the trend of the last minute, as a share of the pages in use."""
 ANSWER_SECONDS: Final = 10.0
-"""Assumed until an answer has ended."""
+"""Length of an answer that is assumed until one has ended."""
 ANSWER_SAMPLES: Final = 150
 MAX_ANSWER_SECONDS: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Of one pool."""
+    """Forecast of one pool."""
 
     offered_engines: float = 0.0
     """Engines that the arriving work would keep busy all the time if nothing decoded."""
@@ -57,11 +59,13 @@ class Forecast:
     answer_seconds: float = ANSWER_SECONDS
     """Mean time that a request runs."""
     prompt_share: float = 1.0
-    """Of the time of steps that compute prompts: the rest goes to what decodes in them."""
+    """Share of the time of steps with prompts that the prompts take; the rest goes to decoding in
+    them."""
 
     @property
     def busy_engines(self) -> float:
-        """Engines that compute prompts all the time, with what decodes beside them."""
+        """Engines that compute prompts all the time, together with the decoding in the same
+        steps."""
         return self.offered_engines / self.prompt_share
 
 
@@ -117,8 +121,8 @@ def _counted(ticks: Sequence[Measured], now: Measured) -> Iterator[Measured]:
 
 
 def _trend(used: Sequence[tuple[float, float]], over_seconds: float) -> float:
-    """By which use has changed a second; 0 while it is not known for so long. `used`: the seconds
-    since the sample before, and what was used, the last one first."""
+    """Change of use a second; 0 while it is not known for `over_seconds`. `used`: the seconds since
+    the previous sample, and the use, the last one first."""
     seconds = 0.0
     for interval_seconds, before in used:
         if seconds >= over_seconds:
@@ -169,8 +173,8 @@ def _risen_engines(
 
 
 def _last_means(known: Sequence[Measured], window_seconds: float) -> tuple[float, float] | None:
-    """Engines that were busy with what arrived in the last window, and in the one before it; None
-    while not known for so long."""
+    """Engines that were busy with the work that arrived in the last window, and in the one before
+    it; None while that is not known."""
     means, at = [], len(known)
     for _ in range(2):
         seconds = arrived = 0.0
@@ -185,8 +189,8 @@ def _last_means(known: Sequence[Measured], window_seconds: float) -> tuple[float
 
 
 def _dispersion_seconds(ticks: Sequence[Measured], prior: float) -> float:
-    """From the differences of samples that follow each other, which a slow rise or fall of the rate
-    hardly touches."""
+    """Dispersion in seconds, from the differences of successive samples, which a slow rise or fall
+    of the rate hardly affects."""
     pairs = samples = work = squares = 0.0
     last: Measured | None = None
     for tick in reversed(ticks):
@@ -213,8 +217,8 @@ def _dispersion_seconds(ticks: Sequence[Measured], prior: float) -> float:
 
 
 def _answer_seconds(ticks: Sequence[Measured]) -> float:
-    """By Little's law: requests that run, by the rate at which they end. While few have ended, at
-    least as long as those that run have surely run, on average."""
+    """Length of an answer by Little's law: running requests divided by the rate at which they end.
+    While few have ended, at least as long as running requests have surely run, on average."""
     running = finished = surely = before = 0.0
     for tick in ticks[-ANSWER_SAMPLES:]:
         if tick.finished_requests is not None:

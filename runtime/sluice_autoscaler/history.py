@@ -16,12 +16,12 @@ from sluice_autoscaler.sample import Sample
 
 KEPT_SECONDS: Final = 600.0
 IN_TIME_SECONDS: Final = 300.0
-"""Over which the share of requests in time is reported."""
+"""Period over which the share of requests in time is reported."""
 GAP_SECONDS: Final = 60.0
 """Longest gap between two ticks within which the load counts as known, if there was work at the
 first."""
 QUIET_GAP_SECONDS: Final = 150.0
-"""The same if there was no work: idle services are looked at every two minutes."""
+"""Longest such gap if there was no work: idle services are looked at every two minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class History:
     ticks: tuple[Tick, ...] = ()
 
     def since(self, seconds: float) -> Iterator[Tick]:
-        """Those at `seconds` and later."""
+        """Ticks at `seconds` and later."""
         return (tick for tick in self.ticks if tick.sample.time_seconds >= seconds)
 
     def with_tick(self, tick: Tick) -> History:

@@ -16,13 +16,13 @@ from sluice_autoscaler.measured import ItlModel, Measured
 
 ENOUGH_SAMPLES: Final = 36
 ENOUGH_SPREAD: Final = 0.3
-"""Of the load: (most - least) / most."""
+"""Least spread of the load that is enough to learn from: (most - least) / most."""
 MAX_PREFILL_SHARE: Final = 0.9
 RECENT_SECONDS: Final = 10.0
-"""An engine reports the mean of its time between tokens over so long, so running requests and work
-are averaged over as long. Single samples have a pattern where requests come regularly."""
+"""Period over which an engine reports its mean time between tokens, so running requests and work
+are averaged over it, too. Single samples have a pattern where requests come regularly."""
 FIRST_SECONDS: Final = 1.0
-"""In place of the interval of a sample that is the first."""
+"""Assumed interval of the first sample, in seconds."""
 
 Point = tuple[float, float]
 """Running requests of an engine, and its time between tokens without prompts."""
@@ -47,7 +47,7 @@ def itl_model(ticks: Sequence[Measured], now: Measured) -> ItlModel | None:
 
 
 def _points(ticks: Sequence[Measured]) -> Iterator[Point | None]:
-    """Of each tick and those of the seconds before it; None where no answer runs."""
+    """Points, one for each tick, over the seconds before it; None where no answer runs."""
     recent, seconds = deque[Measured](), 0.0
     for tick in ticks:
         recent.append(tick)
@@ -58,7 +58,8 @@ def _points(ticks: Sequence[Measured]) -> Iterator[Point | None]:
 
 
 def _point(tick: Measured, recent: Iterable[Measured]) -> Point | None:
-    """What runs is a mean over the rows of steps, as the time between them is."""
+    """Point of a tick. Running requests are a mean over the rows of steps, as the time between them
+    is."""
     if tick.itl_seconds is None or not tick.engines or not tick.running_requests:
         return None
     engine_seconds = work = answers = tokens = 0.0

@@ -18,9 +18,9 @@ from sluice_autoscaler.sample import Sample
 from sluice_autoscaler.settings import Settings
 
 KEPT_BYTES: Final = 512 * 1024
-"""Of a service's journal: half of what an object of Kubernetes may hold."""
+"""Maximum size of a service's journal: half of what an object of Kubernetes may hold."""
 QUIET_SECONDS: Final = 30.0
-"""Of ticks that decide the same, one in so many seconds is kept."""
+"""Least time between two kept ticks with equal decisions."""
 
 
 class JournalError(ValueError):

@@ -1,8 +1,8 @@
-"""What a pool did since the sample before: the numbers that decisions learn from.
+"""Measurements of a pool since the previous sample: the numbers that decisions learn from.
 
 Work is counted in seconds of one engine's time, so that engines of different speeds add up. There
-are two rates for that. What waits is computed beside what decodes, so it takes the whole time of
-its steps. What arrives is counted without what decodes, whose time is subtracted where engines are
+are two rates for that. Waiting work is computed in steps that also decode, so it takes their whole
+time. Arriving work is counted without decoding, whose time is subtracted where engines are
 sized for the time between tokens.
 """
 
@@ -24,10 +24,10 @@ class ItlModel:
 
     base_seconds: float
     slope_seconds: float
-    """For each running request of an engine."""
+    """Additional seconds for each running request of an engine."""
 
     def decode_seconds(self, running: float) -> float:
-        """With so many running requests."""
+        """Seconds between two tokens with `running` requests."""
         return self.base_seconds + self.slope_seconds * running
 
 
@@ -36,17 +36,17 @@ class Measured:
     """One pool at one sample; None: not known."""
 
     interval_seconds: float = 0.0
-    """Since the sample before; 0 if there is none."""
+    """Seconds since the previous sample; 0 if there is none."""
     arrived_seconds: float | None = None
     """Work that arrived in it: new prompt tokens, by the marginal rate where that is reported."""
     finished_requests: int | None = None
-    """In it."""
+    """Requests that ended in the interval."""
     prefill_tokens_per_second: float | None = None
-    """Of one engine, the pool's mean: beside what decodes."""
+    """Prefill rate of one engine, the pool's mean, in steps that also decode."""
     marginal_prefill_tokens_per_second: float | None = None
-    """The same without what decodes, as far as engines report it."""
+    """Prefill rate of one engine without the time for decoding, as far as engines report it."""
     queued_seconds: float = 0.0
-    """Work that waits, of the whole pool: as long as it takes beside what decodes."""
+    """Waiting work of the whole pool, in seconds of steps that also decode."""
     queued_requests: float = 0.0
     running_requests: float = 0.0
     kv_engines: float = 0.0
@@ -55,17 +55,18 @@ class Measured:
     """Requests that run or wait, by how many an engine can run at once."""
     itl_seconds: float | None = None
     itl: ItlModel | None = None
-    """As learnt so far."""
+    """Model of the time between tokens, as learnt so far."""
     pending_share: float = 0.0
-    """Of the requests of a decode pool: those whose prompt is not computed yet."""
+    """Share of a decode pool's requests whose prompt is not computed yet."""
     need_engines: float | None = None
-    """As many as the pool's own work keeps busy, where a budget may be too small for all pools."""
+    """Engines that the pool's own work keeps busy, where a budget may be too small for all
+    pools."""
     engines: int = 0
-    """That were counted."""
+    """Number of counted engines."""
     boot_seconds: float | None = None
-    """From the decision to the ready engine, as last seen."""
+    """Seconds from the decision to the ready engine, as last seen."""
     growth_asked_seconds: float | None = None
-    """When the engines were asked for that are not ready yet, by the samples' clock."""
+    """Time at which the engines were requested that are not ready yet, by the samples' clock."""
     busy: bool = False
     """Whether the service had anything to do."""
 
@@ -120,7 +121,7 @@ def marginal_rate(engine: EngineSample) -> float | None:
 
 
 def queued_seconds(engine: EngineSample, rate: float | None) -> float:
-    """To compute what waits in one engine, at its own rate if that is known."""
+    """Seconds to compute the work that waits in one engine, at its own rate if that is known."""
     own = engine.figures.prefill_tokens_per_second
     if own and warm(engine):
         return engine.figures.queued_tokens / own

@@ -1,4 +1,4 @@
-"""What one pool should have by its own load, limits and history, before the budget of all pools."""
+"""Plan of one pool by its own load, limits and history, before the budget of all pools."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class PoolPlan:
     reason: str
     message: str
     need: float | None = None
-    """See `trade`; of a pool beside another, whose load is known."""
+    """Need for `trade`, of a pool with known load next to another one; else None."""
     start_seconds: float | None = None
-    """Of an engine, as measured; None: not known."""
+    """Seconds that an engine takes to start, as measured; None: not known."""
     drain_seconds: float | None = None
-    """Until an engine has ended what it has begun; None: not known."""
+    """Seconds until an engine has finished the requests that it has begun; None: not known."""
 
 
 def seen_of(history: History, sample: Sample, role: Role) -> tuple[Reports, Measured]:
@@ -124,7 +124,7 @@ def planned(
 
 
 def _drain_seconds(view: PoolView) -> float:
-    """Of an engine with as much work as the others: its prompts, or an answer."""
+    """Seconds to drain an engine with as much work as the others: its prompts, or an answer."""
     if view.role is Role.PREFILL:
         return view.now.queued_seconds / max(1, view.now.engines)
     return view.load.answer_seconds
@@ -182,7 +182,7 @@ def _why(want: Want, desired: int, current: int, maximum: int) -> tuple[str, str
 
 
 def _blocked(pool: PoolSample) -> str:
-    """What pods without a place wait for."""
+    """Causes for which pods without a place wait."""
     without_node = pool.unschedulable - pool.queued
     waits = [f"{pool.queued} pods wait for queue {pool.queue}"] if pool.queued else []
     waits += [f"{without_node} pods find no place"] if without_node else []
@@ -190,20 +190,20 @@ def _blocked(pool: PoolSample) -> str:
 
 
 STARTUP_SECONDS: Final = 30.0
-"""Assumed until a start is known."""
+"""Start time in seconds that is assumed until one is known."""
 
 
 def _start_seconds(now: Measured, pool: PoolSample) -> float:
-    """Of an engine: as last awaited, else as the pool's pods took."""
+    """Start time of an engine in seconds: as last awaited, else as the pool's pods took."""
     return now.boot_seconds or pool.start_seconds or STARTUP_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
 class StartupTime:
-    """Of one pool."""
+    """Start-up time of one pool."""
 
     seconds: float | None
-    """From the decision to the ready engine, as last seen; None: none was awaited yet."""
+    """Seconds from the decision to the ready engine, as last seen; None: none was awaited yet."""
     asked_seconds: float | None
     """When the awaited engines were requested; None: none are awaited."""
 

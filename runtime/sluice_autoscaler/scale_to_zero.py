@@ -1,4 +1,4 @@
-"""To zero and back: all pools of a service together, since a request needs each of them."""
+"""Scaling to zero and back: all pools of a service together, since a request needs each of them."""
 
 from __future__ import annotations
 

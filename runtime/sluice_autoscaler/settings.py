@@ -16,12 +16,12 @@ class PoolLimits:
     minimum: int
     maximum: int
     gpus: int = 0
-    """Of one engine."""
+    """GPUs of one engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Of one service; `pools` are those that are scaled."""
+    """Settings of one service; `pools` are those that are scaled."""
 
     pools: Mapping[Role, PoolLimits]
     gpu_budget: int | None = None
@@ -39,9 +39,9 @@ class Settings:
     ttft_seconds: float | None = None
     itl_seconds: float | None = None
     percentile: float = 95.0
-    """Of the requests that are to keep `ttft_seconds` and `itl_seconds`."""
+    """Percentage of the requests that are to keep `ttft_seconds` and `itl_seconds`."""
     idle_seconds: float = 300.0
-    """A service goes to zero when there was nothing to do for so long."""
+    """Seconds without work after which a service goes to zero."""
     on_metrics_loss: Literal["Hold", "Floor"] = "Hold"
     engines_move: bool = False
     """Engines of both pools are alike but for their role, so one can move to the other pool."""

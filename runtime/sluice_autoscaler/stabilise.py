@@ -20,17 +20,17 @@ ANSWER_TIMES: Final = 3
 MAX_DOWN_SECONDS: Final = 300.0
 RATE_SECONDS: Final = 15.0
 MAX_ADDED: Final = 4
-"""Within `RATE_SECONDS` a pool grows by so many engines, or to twice its size if that is more."""
+"""Most engines that a pool adds within `RATE_SECONDS`; or twice its size, if that is more."""
 SHRINK_SECONDS: Final = 90.0
-"""It shrinks once in so long, by all that is not needed."""
+"""Least time between two shrinks of a pool; each removes all engines that are not needed."""
 SMALLEST_SHARE: Final = 0.5
-"""Then to at least this share of its size, or by one engine: 64 engines are one after nine
-minutes."""
+"""Smallest size after a shrink, as a share; one engine may always go. So 64 engines are one after
+nine minutes."""
 
 
 @dataclass(frozen=True, slots=True)
 class LimitedChange:
-    """What remains of a change after limits, and why."""
+    """A change after limits, and why it was limited."""
 
     engines: int
     reason: str = ""

@@ -17,15 +17,15 @@ from sluice_autoscaler.settings import Settings
 from sluice_autoscaler.wants import PoolView, arriving_want
 
 TRADE_SECONDS: Final = 30.0
-"""Needs are means over so many seconds."""
+"""Seconds over which needs are averaged."""
 WORTH: Final = 1.2
-"""Margin by which the worst-served pool must gain: a moved engine serves nobody while it drains and
-its successor starts."""
+"""Margin by which the worst-served pool must gain: a moved engine serves no request while it drains
+and its successor starts."""
 BACKLOG_SECONDS: Final = 60.0
 """Time in which a pool should work off what waits beyond the promise."""
 
 MAX_BUSY: Final = 0.85
-"""Of the time of an engine that computes prompts."""
+"""Busy share of the time of an engine that computes prompts."""
 
 Needs = Mapping[Role, float]
 
@@ -56,7 +56,7 @@ def joint_needs(settings: Settings, now: Mapping[Role, Measured], needs: Needs) 
 
 
 def _work_seconds(prefill: Measured) -> float:
-    """Of one prompt that waits."""
+    """Seconds of work of one waiting prompt."""
     return prefill.queued_seconds / prefill.queued_requests if prefill.queued_requests else 0.0
 
 

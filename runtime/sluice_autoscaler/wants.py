@@ -21,16 +21,16 @@ from sluice_autoscaler.settings import Settings
 TOLERANCE: Final = 0.1
 """A pool shrinks only if a tenth more load would be served as well."""
 GROWTH_TOLERANCE: Final = 0.05
-"""It grows only if what a target asks for is so much more than one engine less serves."""
+"""Fraction of an engine by which demand may exceed a whole number before a pool grows."""
 FULL_ROWS: Final = 0.9
 """Share of the requests that an engine can run at once that it should have."""
 DRAIN_SECONDS: Final = 5.0
-"""Within which new engines should compute what waits too long."""
+"""Seconds within which new engines should compute prompts that wait too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """What one target asks for."""
+    """Engines that one target asks for."""
 
     engines: int
     reason: str
@@ -49,15 +49,16 @@ class PoolView:
     kv_growth: float = 0.0
     """Engines' worth of pages by which use grows while an engine starts."""
     row_growth: float = 0.0
-    """The same of rows."""
+    """Engines' worth of rows by which use grows while an engine starts."""
     requests: float = 0.0
-    """Queued in the pool: one engine for each is the most that can help."""
+    """Requests queued in the pool: one engine for each is the most that can help."""
     waiting_for_decode: float = 0.0
     """Requests of a decode pool that wait for it, and not for their prompt."""
 
 
 def wants_of(view: PoolView, settings: Settings) -> list[Want]:
-    """What each target asks for, the largest first; equal ones in the order of their weight."""
+    """Engines that each target asks for, the largest first; equal ones in the order of their
+    weight."""
     computes = view.role is not Role.DECODE
     decodes = view.role is not Role.PREFILL
     wants = [
@@ -107,9 +108,9 @@ def arriving_want(view: PoolView, settings: Settings) -> Want:
 
 
 def _queued(view: PoolView, settings: Settings) -> Want:
-    """Engines for the work that waits. A configured limit is kept exactly. Otherwise: enough for
-    what waits too long already, within a few seconds, beside what arrives. One prompt runs on one
-    engine, so never more engines than requests."""
+    """Engines for waiting work. A configured limit is kept exactly. Otherwise there are enough for
+    work that waits too long, within a few seconds, in addition to arriving work. One prompt runs on
+    one engine, so never more engines than requests."""
     allowed, seconds = settings.allowed_queue_seconds, view.now.queued_seconds
     if settings.queue_seconds is not None or settings.ttft_seconds is None:
         demand = seconds / allowed
@@ -154,7 +155,7 @@ def _itl(view: PoolView, settings: Settings) -> Want:
 
 
 def promise_of(settings: Settings) -> Promise:
-    """What the pools are sized for."""
+    """Promise that the pools are sized for."""
     share = min(0.9999, max(0.5, settings.percentile / 100))
     return Promise(settings.allowed_queue_seconds, settings.itl_seconds, share)
 

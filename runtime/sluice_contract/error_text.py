@@ -1,4 +1,4 @@
-"""What a refusal says of pydantic's findings: its own message and the value, or the known keys.
+"""Text of refusals from pydantic's findings: its own message and the value, or the known keys.
 
 For requests, configuration files and custom resources.
 """
@@ -28,7 +28,8 @@ _NEAR_KEYS: Final = 6
 
 
 def findings_of(error: ValidationError) -> list[ErrorDetails]:
-    """In JSON's words. Unknown keys come first, since a key that is missing is often misspelt."""
+    """Findings in JSON's words. Unknown keys come first, since a key that is missing is often
+    misspelt."""
     findings: list[Any] = error.errors(include_url=False)
     for finding in findings:
         if finding["type"] == ALTERNATIVES:
@@ -41,8 +42,7 @@ def findings_of(error: ValidationError) -> list[ErrorDetails]:
 
 
 def text_of(kind: Model, finding: ErrorDetails) -> str:
-    """What a refusal of a `kind` says behind the path: what is allowed, and the value, cut
-    short."""
+    """Text of a refusal of a `kind` behind the path: what is allowed, and the value, cut short."""
     if finding["type"] == "extra_forbidden":
         *above, key = finding["loc"]
         return unknown_field(str(key), known_keys(kind, above))
@@ -82,7 +82,7 @@ def known_keys(kind: Model, above: Location) -> list[str]:
 
 
 def models_at(kind: Model, above: Location) -> list[Model]:
-    """What the object at `above` may be."""
+    """Models that the object at `above` may be."""
     models = [kind]
     for step in above:
         below = [
@@ -97,7 +97,7 @@ def models_at(kind: Model, above: Location) -> list[Model]:
 
 
 def _allowed(models: Sequence[Model], key: str) -> str:
-    """What a key that is missing may be: what null is refused with. Empty: it does not say."""
+    """Allowed values of a missing key, from the refusal of null. Empty: null is not refused."""
     for model in models:
         try:
             model.model_validate({key: None})

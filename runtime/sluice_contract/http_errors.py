@@ -1,4 +1,4 @@
-"""What router and engine say of clients' requests, in one wording: errors, headers, log lines.
+"""Responses to clients in one wording, for router and engine: errors, headers, log lines.
 
 An error has the form of OpenAI's error object, or on Anthropic's routes of Anthropic's. A message
 of the log is one line, escaped and cut short, whatever clients sent; a traceback follows it on
@@ -27,9 +27,9 @@ INTERNAL_MESSAGE: Final = "internal error; the log has the details under the req
 
 MAX_HEADERS: Final = 64
 MAX_HEADER_BYTES: Final = 8190
-"""Of one header, its name included, and of the request's target."""
+"""Most bytes of one header, its name included, and of the request's target."""
 MAX_HEAD_BYTES: Final = 131_072
-"""Of target and headers in all, and of a chunked body's trailers."""
+"""Most bytes of target and headers in all, and of a chunked body's trailers."""
 
 HEAD_SECONDS: Final = 60.0
 """Longest time from a connection's start, or a request's first byte, to the end of its head."""
@@ -40,7 +40,7 @@ MESSAGES_PATH: Final = "/v1/messages"
 COUNT_TOKENS_PATH: Final = "/v1/messages/count_tokens"
 ANTHROPIC_PATHS: Final = frozenset({MESSAGES_PATH, COUNT_TOKENS_PATH})
 OVERLOADED: Final = 529
-"""What Anthropic's API answers where others answer 503."""
+"""Status that Anthropic's API answers where others answer 503."""
 _ANTHROPIC_TYPES: Final = {
     400: INVALID_REQUEST,
     401: "authentication_error",
@@ -51,12 +51,12 @@ _ANTHROPIC_TYPES: Final = {
     504: "timeout_error",
     OVERLOADED: "overloaded_error",
 }
-"""By status; of another one by its class."""
+"""Anthropic's error type by status; of another status by its class."""
 
 _ROUTES: Final = (["chat", "completions"], ["completions"], ["responses"], ["models"])
-"""OpenAI's, below the base URL."""
+"""Routes of OpenAI, below the base URL."""
 _ANTHROPIC_ROUTES: Final = (["v1", "messages"], ["v1", "messages", "count_tokens"])
-"""The same of Anthropic's."""
+"""Routes of Anthropic, with the base URL's path."""
 _OTHER_TASKS: Final = {
     "embeddings": "makes no embeddings",
     "rerank": "ranks no documents",
@@ -79,7 +79,7 @@ _BASE_URL: Final = "; allowed: /{}, as with a client whose base URL ends {}"
 
 _SHOWN_CHARACTERS: Final = 60
 _SHOWN_ITEMS: Final = 100
-"""Of a list or a text: more than is shown of it in the end."""
+"""Items of a list, or characters of a text, that are looked at: more than is shown in the end."""
 _LOOKED_AT_BYTES: Final = 1024
 _PARSED_AGAIN_BYTES: Final = 16 * 1024
 
@@ -257,7 +257,8 @@ def shown_json(value: object) -> str:
 
 
 def json_type(value: object) -> str | None:
-    """Of a string, a list, an object or its model, as refusals name it; None: of all others."""
+    """Type name of a string, a list, an object or its model, as refusals name it; None of all
+    others."""
     if isinstance(value, str):
         return "a string"
     if isinstance(value, list):
@@ -273,10 +274,10 @@ ROUTING_KEY_HEADER: Final = "X-Sluice-Routing-Key"
 _ACCEPTABLE_ROUTING_KEY: Final = re.compile(r"[A-Za-z0-9._:/@-]{1,128}")
 
 IGNORED_FIELDS_HEADER: Final = "X-Sluice-Ignored-Fields"
-"""Of an answer: the fields of the request that no one read."""
+"""Header of an answer: the fields of the request that were ignored."""
 
 CLIENT_REQUEST_ID_HEADER: Final = "X-Sluice-Client-Request-Id"
-"""Of an answer: the `request_id` in the request's body."""
+"""Header of an answer: the `request_id` in the request's body."""
 
 ENGINE_DIED: Final = "engine_died"
 """Error code of a 503: the engine process ended while it had the request, perhaps because of it."""
@@ -315,7 +316,7 @@ def is_acceptable_routing_key(routing_key: str) -> bool:
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 MAX_LOG_CHARACTERS: Final = 4096
-"""Of one message, and of one line of a traceback."""
+"""Most characters of one message, and of one line of a traceback."""
 
 
 class LineFormatter(logging.Formatter):

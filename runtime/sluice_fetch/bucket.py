@@ -46,12 +46,12 @@ CHUNK_BYTES: Final = 256 << 10
 MAX_PLACE: Final = 200
 """Characters of bucket and prefix: they name a folder."""
 MAX_HEADER_BYTES: Final = 100 << 20
-"""Of a safetensors file, by its format."""
+"""Most bytes of a safetensors file's header, by its format."""
 
 
 @dataclass(frozen=True)
 class Provider:
-    """What differs between stores: whose variables are read, and which of them are credentials."""
+    """A kind of store: whose variables are read, and which of them are credentials."""
 
     prefix: str
     endpoint: str
@@ -95,20 +95,21 @@ class Bucket:
     scheme: str
     bucket: str
     prefix: str
-    """Without slashes at its ends; empty: the whole bucket."""
+    """Prefix without slashes at its ends; empty: the whole bucket."""
     revision: str
     store: Store = field(repr=False)
 
     @property
     def repository(self) -> str:
-        """Names its part of the cache."""
+        """Name of the bucket's part of the cache."""
         return "/".join(filter(None, (self.scheme, self.bucket, self.prefix)))
 
     def __str__(self) -> str:
         return f"{self.scheme}://{'/'.join(filter(None, (self.bucket, self.prefix)))}"
 
     def look_up(self, selection: Selection) -> tuple[str, tuple[HubFile, ...]]:
-        """What is directly under the prefix now; the commit is that of what `selection` reads.
+        """Objects directly under the prefix now; the commit identifies those that `selection`
+        reads.
 
         Raises:
             ObjectChangedError: `revision` is another commit. And see `_named`.
@@ -145,7 +146,7 @@ class Bucket:
         yield BucketContent(what, bool(offset), answer)
 
     def flaw(self, path: Path, file: HubFile) -> str:
-        """What is wrong with a downloaded file; empty: nothing that can be known."""
+        """Fault of a downloaded file; empty: none that can be known."""
         with path.open("rb") as stored:
             if stored.read(len(LFS_POINTER)) == LFS_POINTER:
                 return pointer_text(file.size_bytes)
@@ -235,8 +236,8 @@ def _store(
     allow_http: bool,
     certificates: str | None,
 ) -> Store:
-    """What asks the bucket `name`; `variables` go before those in the environment, and
-    `certificates` are trusted beside the public authorities."""
+    """Client of the bucket `name`. `variables` go before those in the environment; `certificates`
+    are trusted in addition to the public authorities."""
     client: dict[str, object] = {
         "allow_http": allow_http,
         "connect_timeout": f"{TIMEOUT_SECONDS}s",
@@ -328,7 +329,7 @@ def from_store(error: Exception, what: str) -> FetchError:
 
 
 def _text(error: Exception) -> str:
-    """Without obstore's description of its own values."""
+    """Text of the error without obstore's description of its own values."""
     return str(error).partition("\n\nDebug source")[0]
 
 

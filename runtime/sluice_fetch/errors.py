@@ -48,7 +48,7 @@ class NotAnAdapterError(FetchError):
 
 
 class NoSpaceError(FetchError):
-    """What is missing does not fit."""
+    """The missing files do not fit."""
 
     reason = "NoSpace"
 
@@ -128,5 +128,5 @@ def _from_status(response: httpx2.Response, what: str) -> FetchError:
 
 
 def _seconds(value: str | None) -> float | None:
-    """Of Retry-After; its other form, a date, counts as not given."""
+    """Seconds of Retry-After; its other form, a date, counts as not given."""
     return float(value) if value is not None and value.isdecimal() else None

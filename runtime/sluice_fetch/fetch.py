@@ -61,7 +61,7 @@ class Fetcher:
         return ResolvedModel(**facts, commit=resolved.commit, bytes=resolved.size_bytes)
 
     def fetch(self, origin: Origin, root: Path) -> Fetched:
-        """The snapshot folder, complete and verified. A complete commit asks nobody.
+        """Snapshot folder, complete and verified. A complete commit causes no request.
 
         Raises:
             FetchError: says why, with the reason's name.

@@ -28,7 +28,7 @@ class Progress:
     """None if nothing arrived recently."""
 
     def fields(self) -> dict[str, int | None]:
-        """As a line of output has them."""
+        """Fields of a line of output."""
         return {
             "bytes": self.bytes,
             "total": self.total,
@@ -85,7 +85,7 @@ class Meter:
 
 
 TIMEOUT_SECONDS: Final = 5.0
-"""For one request; an idle connection is closed after it."""
+"""Seconds for one request; an idle connection is closed after it."""
 
 
 class ProgressServer:

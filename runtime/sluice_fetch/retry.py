@@ -11,7 +11,7 @@ from sluice_fetch.errors import TransientError
 
 Result = TypeVar("Result")
 Wait = Callable[[threading.Event, float], object]
-"""Returns after so many seconds, or once the event is set."""
+"""Returns after this many seconds, or once the event is set."""
 _NEVER: Final = threading.Event()
 
 
@@ -25,7 +25,8 @@ class Retry:
 
     wait: Wait
     attempts: int = 6
-    """In a row without a byte of progress; 31 seconds together where the hub asks for nothing."""
+    """Attempts in a row without a byte of progress; 31 seconds together where the hub asks for
+    nothing."""
     max_wait_seconds: float = 300.0
     """The longest delay that a hub may ask for; rate-limit windows are five minutes."""
 

@@ -1,4 +1,4 @@
-"""What to fetch, from where and to where, resolved once from the command line.
+"""Settings of a fetch: what, from where and to where, resolved once from the command line.
 
 Reads the token's file.
 """

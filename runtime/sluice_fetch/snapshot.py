@@ -40,7 +40,7 @@ class Selection:
         )
 
     def missing(self, names: Collection[str]) -> list[str]:
-        """What is required and not among `names`."""
+        """Required files that are not among `names`."""
         return [
             called
             for called, pattern in self.required.items()
@@ -48,7 +48,7 @@ class Selection:
         ]
 
     def flaw(self, names: Collection[str]) -> str:
-        """What an engine would lack of files of these names; empty: nothing that names tell."""
+        """Fault of files of these names, for an engine; empty: none that names tell."""
         is_adapter = ADAPTER_WEIGHTS in self.required
         if missing := self.missing(names):
             hint = unread_weights(names, ADAPTER_WEIGHTS if is_adapter else SINGLE)
@@ -118,7 +118,7 @@ class Content(Protocol):
     """The body of an answer."""
 
     continues: bool
-    """It begins at the offset that was asked for, and not at the file's start."""
+    """Whether the body begins at the requested offset, and not at the file's start."""
 
     def chunks(self) -> Iterator[bytes]:
         """Chunks as they arrive."""
@@ -142,7 +142,7 @@ class Origin(Protocol):
         """The bytes of a file from `offset` on, or all of them."""
 
     def flaw(self, path: Path, file: HubFile) -> str:
-        """What is wrong with a downloaded file; empty: nothing."""
+        """Fault of a downloaded file; empty: none."""
 
 
 def snapshot(selection: Selection, commit: str, files: Iterable[HubFile]) -> Snapshot:

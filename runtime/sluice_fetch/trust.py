@@ -1,4 +1,4 @@
-"""Certificates of private authorities, trusted beside the public ones."""
+"""Certificates of private authorities, trusted in addition to the public ones."""
 
 from __future__ import annotations
 

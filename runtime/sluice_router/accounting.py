@@ -33,7 +33,7 @@ logger = logging.getLogger("sluice.router")
 ID: Final = web.RequestKey("ID", str)
 """The request's id, the client's or ours."""
 TRACE: Final = web.RequestKey("TRACE", str)
-"""Its traceparent, the client's or ours."""
+"""Traceparent of the request, the client's or ours."""
 START: Final = web.RequestKey("START", float)
 """When the request came, by the router's clock."""
 ENGINE: Final = web.RequestKey("ENGINE", str)
@@ -41,7 +41,7 @@ ENGINE: Final = web.RequestKey("ENGINE", str)
 TENANT: Final = web.RequestKey("TENANT", str)
 """The tenant whose API key it has, where keys are required."""
 RESUMED: Final = web.RequestKey("RESUMED", bool)
-"""Set when a second engine goes on with its answer, or begins it anew."""
+"""Set when a second engine continues its answer, or starts it again."""
 REFUSAL: Final = web.RequestKey("REFUSAL", str)
 """The code of an engine's error that was passed on as the answer."""
 FAILURE: Final = web.RequestKey("FAILURE", RouterError)
@@ -58,12 +58,12 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Guard(NamedTuple):
-    """What a request must pass before its route; each where it is configured."""
+    """Checks that a request must pass before its route; each where it is configured."""
 
     keys: ApiKeys | None = None
-    """Without one of them, every route but probes is answered 401."""
+    """API keys; without one of them, every route but probes is answered 401."""
     cors: CorsHeaders | None = None
-    """Where web pages may send requests."""
+    """CORS headers, where web pages may send requests."""
 
 
 class Accounting:

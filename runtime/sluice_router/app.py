@@ -42,21 +42,21 @@ from sluice_router.telemetry import COMPLETION_ROUTES, RouterSpans, Telemetry
 
 @dataclass(frozen=True)
 class ConfiguredParts:
-    """What only some configurations ask for; None where this one does not."""
+    """Parts that only some configurations ask for; None where this one does not."""
 
     call_signer: PrivateCallSigner | None
-    """Where answers may be resumed."""
+    """Signer of private calls, where answers may be resumed."""
     guard: Guard
     """API keys, and web pages that may send requests."""
     spans: RouterSpans | None
-    """Where spans are recorded."""
+    """Spans, where they are recorded."""
     uploads: Uploads | None
-    """Where tenants share connections."""
+    """Uploads, where tenants share connections."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What the routes need."""
+    """Parts that the routes need."""
 
     dispatcher: Dispatcher
     budgets: Budgets

@@ -66,9 +66,9 @@ class Call:
     headers: dict[str, str]
     body: Body | None
     progress: Progress | None = None
-    """Of the answer, if the request may be sent as a private call."""
+    """Progress of the answer, if the request may be sent as a private call."""
     affinity: Affinity | None = None
-    """Of its prompt or its session."""
+    """Affinity of its prompt or its session."""
     tenant: str | None = None
     """The tenant that sends it, if API keys are required."""
     model: str | None = None
@@ -92,12 +92,12 @@ class Reply:
         """Whether its events have comments for the router."""
         self.first = first
         self.attempt: Attempt | None = None
-        """Its span, if it is recorded."""
+        """Span of the attempt, if it is recorded."""
         self._response = response
 
     @property
     def engine(self) -> str:
-        """For people."""
+        """Name of the engine, for people."""
         return f"engine {self.target.engine.endpoint.name}"
 
     async def read(self) -> bytes:
@@ -237,7 +237,8 @@ class Sender:
 
 
 def _error_type(error: BaseException) -> str:
-    """Of an attempt without an answer, for its span: a reason or a code, else the class."""
+    """Error type of an attempt without an answer, for its span: a reason or a code, else the
+    class."""
     if isinstance(error, AttemptFailedError):
         return error.reason
     return error.code if isinstance(error, RouterError) else type(error).__qualname__

@@ -1,6 +1,6 @@
-"""Who may send requests: API keys in the files of a folder, a file for each tenant. And what
-engines are told of the tenant, signed: bounds of a request's priority, and a salt for the prefix
-cache.
+"""Who may send requests: API keys in the files of a folder, a file for each tenant. Also the
+signed claims about a tenant that engines get: bounds of a request's priority, and a salt for the
+prefix cache.
 
 The folder is a mounted Secret, which changes while the router runs.
 """
@@ -43,7 +43,7 @@ class UnauthorizedError(RouterError):
 
     @property
     def headers(self) -> dict[str, str]:
-        """With the scheme that is required."""
+        """Headers of the answer, with the required scheme."""
         return super().headers | {"WWW-Authenticate": "Bearer"}
 
 

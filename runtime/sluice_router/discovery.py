@@ -33,11 +33,12 @@ from sluice_router.kube import Cluster, KubeClient
 logger = logging.getLogger("sluice.router.discovery")
 load_logger = logging.getLogger("sluice.router.load")
 AWAY: Final = (aiohttp.ClientError, OSError, msgspec.DecodeError)
-"""What is raised while the API server is away, being upgraded, or answers nonsense."""
+"""Errors while the API server is away, is being upgraded, or sends an answer that cannot be
+read."""
 SERVICE_NAME_LABEL: Final = "kubernetes.io/service-name"
 _PREFERENCE: Final = {Phase.READY: 0, Phase.TERMINATING: 1, Phase.UNREADY: 2}
 _REPORT_BYTES = 1 << 20
-"""With hundreds of adapters, and why each of them could not be loaded."""
+"""Most bytes of a load report: it has hundreds of adapters, and why each could not be loaded."""
 Manifest = Mapping[str, Any]
 
 

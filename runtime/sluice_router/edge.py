@@ -1,5 +1,5 @@
-"""What passes the router's edge: request headers and bodies to engines, response headers to
-clients and to web pages (CORS).
+"""Filters at the router's edge: request headers and bodies to engines, response headers to clients
+and to web pages (CORS).
 
 Only listed headers of a request are passed on. A body with a field that only router and engines may
 set is refused. Bodies are otherwise passed on byte for byte; engines check their fields.
@@ -119,7 +119,7 @@ def response_headers(engine: Mapping[str, str]) -> dict[str, str]:
 
 
 class BodyFields(NamedTuple):
-    """What the router reads of a body."""
+    """Fields of a body that the router reads."""
 
     streams: bool
     """Whether the client requests a stream of events."""

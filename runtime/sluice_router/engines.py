@@ -1,4 +1,4 @@
-"""What the router knows about its engines: a frozen state of each, its load, and the fleet of them.
+"""The router's engines: a frozen state of each, its load, and the fleet of them.
 
 `Endpoint` comes from discovery. `EngineState` adds the load report and the router's own experience.
 `Fleet` holds the states, replaces one on every change, and wakes requests that wait for a usable
@@ -103,18 +103,20 @@ class EngineState:
 
     @property
     def role(self) -> Role:
-        """What it does by its last report: an engine may take another role than its pool's."""
+        """Role in its last report: an engine may take another role than its pool's."""
         reported = self.received.report.role if self.received is not None else Role.MIXED
         return self.endpoint.role if reported is Role.MIXED else reported
 
     @property
     def fingerprint(self) -> KvFingerprint | None:
-        """By its last report, however old: it does not change while the engine lives."""
+        """KV fingerprint in its last report, however old: it does not change while the engine
+        lives."""
         return self.received.report.kv_fingerprint if self.received is not None else None
 
     @property
     def hands_over(self) -> str | None:
-        """Equal for two engines that can hand over to each other; None: not known yet."""
+        """Kind of hand-over, equal for two engines that can hand over to each other; None: not
+        known yet."""
         return self.received.kind if self.received is not None else None
 
     @property
@@ -127,7 +129,8 @@ class EngineState:
         return takes and self.refused_private_seconds is None
 
     def adapter_key(self, name: str) -> str | None:
-        """Equal for equal adapters; None: its last report has no adapter of this name."""
+        """Key of an adapter, equal for equal adapters; None: its last report has no adapter of this
+        name."""
         return self.received.report.adapters.get(name) if self.received is not None else None
 
     def can_resume(self, identity: str) -> bool:
@@ -139,7 +142,7 @@ class EngineState:
 
     @property
     def bootstrap_port(self) -> int | None:
-        """Of a prefill engine: where decode engines connect, by its last report."""
+        """Port of a prefill engine at which decode engines connect, by its last report."""
         return self.received.report.bootstrap_port if self.received is not None else None
 
     def fresh(self, now: float, stale_seconds: float) -> ReceivedReport | None:
@@ -229,9 +232,9 @@ def load_of(engine: EngineState, now: float, average: Average) -> float:
 
 
 def average_load(engines: Sequence[EngineState], now: float, stale_seconds: float) -> Average:
-    """Over the engines that are ready and have a fresh report. When all engines have one, the
-    average is not used and not computed. The order of the engines does not matter, not even for its
-    rounding."""
+    """Average over the engines that are ready and have a fresh report. When all engines have one,
+    the average is not used and not computed. The order of the engines does not matter, not even for
+    its rounding."""
     if all(engine.fresh(now, stale_seconds) is not None for engine in engines):
         return Average(load=0.0, slots=1.0, inflight=0.0, stale_seconds=stale_seconds)
     reported = [
@@ -257,7 +260,7 @@ def _slots(engine: EngineState) -> int:
 
 
 def break_seconds(failures: int) -> float:
-    """How long an engine gets no requests after so many failures in a row: doubling."""
+    """Seconds in which an engine gets no requests after `failures` in a row: doubling."""
     return min(FIRST_BREAK_SECONDS * 2.0 ** min(failures - 1, 16), LONGEST_BREAK_SECONDS)
 
 

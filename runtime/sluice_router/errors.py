@@ -77,7 +77,7 @@ RESUMED_CODES: Final[dict[str | None, RetryReason]] = {
 }
 """Codes of error events after which another engine resumes the stream."""
 _SHOWN_CHARACTERS: Final = 100
-"""Of an error that an engine sent."""
+"""Most characters shown of an error that an engine sent."""
 _SERVER_ERRORS: Final = frozenset({INTERNAL_CODE, "generation_failed"})
 _RETRY_AFTER_HEADER: Final = "Retry-After"
 _RETRY_AFTER: Final = {HTTPStatus.TOO_MANY_REQUESTS: "1", HTTPStatus.SERVICE_UNAVAILABLE: "2"}
@@ -134,7 +134,8 @@ class BadRequestError(RouterError):
 
     @property
     def headers(self) -> dict[str, str]:
-        """With `Connection: close` if the rest of the request is not read."""
+        """Headers of the answer, with `Connection: close` if the rest of the request is not
+        read."""
         return super().headers | ({"Connection": "close"} if self._closes else {})
 
 
@@ -203,12 +204,12 @@ class EngineRefusedError(RouterError):
 
     @property
     def headers(self) -> dict[str, str]:
-        """As the engine sent them."""
+        """Headers as the engine sent them."""
         return self._headers
 
     @property
     def body(self) -> bytes:
-        """As the engine sent them."""
+        """Body as the engine sent it."""
         return self._body
 
 
@@ -250,7 +251,7 @@ class EngineError(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """In a log line: its code, and the field at fault."""
+        """Text for a log line: the error's code, and the field at fault."""
         code = self.code or self.type or "unknown"
         text = f"{code}:{self.param}" if self.param else code
         return text[:_SHOWN_CHARACTERS] if text.isprintable() else "unknown"
@@ -269,8 +270,8 @@ def error_in(body: bytes) -> EngineError:
 
 
 def refusal(error: bytes, *, nothing_sent: bool) -> AttemptFailedError | EngineRefusedError:
-    """What an error event means: the failure, if another engine may go on, else the error for the
-    client. While nothing was sent to the client, the same errors are retried as in an answer with a
+    """Meaning of an error event: the failure, if another engine may continue, else the error for
+    the client. While nothing was sent to the client, errors are retried as in an answer with a
     status."""
     engine_error = error_in(error)
     reason = RESUMED_CODES.get(engine_error.code)

@@ -60,17 +60,18 @@ ENGINE_NOT_AT_FAULT: Final[frozenset[RetryReason]] = frozenset(
     }
 )
 PREFILL_AT_FAULT: Final[frozenset[RetryReason]] = frozenset({"prefill", "prefill_unavailable"})
-"""Of a pair; of any other failure its decode engine is."""
+"""Failures of a pair's prefill engine; any other failure is its decode engine's."""
 MAY_BE_THE_REQUEST: Final[frozenset[RetryReason]] = frozenset(
     {"broken", "uncompiled", "out_of_memory", "prefill", "slow_client"}
 )
 """Failures that the request, or its client, may have caused."""
 MAX_SUCH_FAILURES: Final = 2
-"""After as many of them a request is not retried: it is unlikely that every engine is at fault."""
+"""Number of such failures after which a request is not retried: it is unlikely that every engine is
+at fault."""
 
 
 class ResumingForwarder:
-    """Forwards requests; where an engine breaks off, another one goes on with the answer."""
+    """Forwards requests; where an engine breaks off, another one continues the answer."""
 
     def __init__(self, dispatcher: Dispatcher, telemetry: Telemetry) -> None:
         self._dispatcher = dispatcher
@@ -82,7 +83,7 @@ class ResumingForwarder:
         """Relay the answer; `on_reply` is called with each reply that has a part in it.
 
         Raises:
-            RouterError: it is not whole, and no other engine can go on with it.
+            RouterError: it is not whole, and no other engine can continue it.
         """
         history, interruption = History(), None
         while True:
@@ -210,7 +211,7 @@ class Dispatcher:
                 if failure.reason == "handed_back" and self._may_move(call, sent):
                     history.handed_back(sent, failure)
                     return None
-                if failure.reason == "handed_back":  # though nobody asked for it
+                if failure.reason == "handed_back":  # though it was not requested
                     failure = AttemptFailedError("unavailable", failure.error)
                 self._failed(target, failure, history)
                 return None
@@ -229,7 +230,7 @@ class Dispatcher:
 
     @staticmethod
     def _may_move(call: Call, sent: Unanswered) -> bool:
-        """Counts one move; False for one that nobody has asked for."""
+        """Counts one move; False for a hand-back that was not requested."""
         if call.progress is None or call.progress.moved >= MAX_MOVES or sent.waits_for is None:
             return False
         call.progress.moved += 1
@@ -267,7 +268,7 @@ class Dispatcher:
         history.add(target, failure)
 
     async def _target(self, call: Call, history: History, deadline: float) -> Target | None:
-        """The next one; None if no retry is left. A retry that finds no engine is given back."""
+        """Next target; None if no retry is left. A retry that finds no engine is given back."""
         bucket = None
         retries = history.failure is not None and not history.is_handed_back
         if retries and history.failure is not None and not _has_begun(call):
@@ -306,7 +307,7 @@ class Dispatcher:
                 self.waiting -= 1
 
     def _waits_for_room(self, call: Call, history: History, deadline: float) -> bool:
-        """Whether to wait after 429: an answer that has begun cannot be requested anew."""
+        """Whether to wait after 429: an answer that has begun cannot be requested again."""
         return history.queue_is_full and _has_begun(call) and self._clock() < deadline
 
     def _choose_now(self, call: Call, history: History, now: float) -> TargetChoice:
@@ -355,9 +356,9 @@ class History:
     tried: set[str] = field(default_factory=set)
     """Keys of engines that failed: they are asked again only after all others."""
     failure: AttemptFailedError | None = None
-    """The last one."""
+    """Last failure."""
     full: list[RouterError] = field(default_factory=list)
-    """What engines with a full queue said."""
+    """Errors of engines with a full queue."""
     caused: int = 0
     """Failures that the request may have caused."""
 

@@ -26,7 +26,7 @@ _LONGEST_EVENT_BYTES: Final = 4 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Credentials:
-    """What authenticates one call, and how the API server is verified."""
+    """Authentication of one call, and how the API server is verified."""
 
     headers: Mapping[str, str]
     tls: ssl.SSLContext | bool = True

@@ -22,7 +22,7 @@ CONNECTION_NAMES: Final = (
 RESPONSE_NAMES: Final = ("_send_headers_immediately",)
 """Attributes of `web.StreamResponse` that an answer overrides."""
 MODULE_NAMES: Final = ("RequestHandler", "RequestKey", "StreamResponse")
-"""What is used of `aiohttp.web` that some releases lack."""
+"""Names of `aiohttp.web` in use that some releases lack."""
 
 
 class UnsupportedLibraryError(Exception):

@@ -1,4 +1,4 @@
-"""What the router bounds: the bytes that it holds for clients, the requests that it serves at once,
+"""Limits of the router: the bytes that it holds for clients, the requests that it serves at once,
 how long each takes, and how much of all that one tenant may have.
 
 One byte budget covers bodies, heads of requests that are served, and answers that are held until
@@ -8,8 +8,8 @@ another engine may need it. After that a body whose answer can be resumed stays 
 what came of the answer: when a new request needs the bytes, the oldest evictable body is dropped.
 
 After SIGTERM every request that still arrives is answered, and its answer asks the client to
-connect anew. Connections are accepted for as long as a request is served. The router leaves when no
-connection is left, or when the drain time is over: then what still runs is ended with an error.
+connect again. Connections are accepted for as long as a request is served. The router leaves when
+no connection is left, or when the drain time is over: then what still runs is ended with an error.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RESERVE: Final = 0.25
 
 
 class Shares:
-    """What each tenant holds of one capacity, in requests or in bytes.
+    """Amount that each tenant holds of one capacity, in requests or in bytes.
 
     A share is the capacity divided by the number of tenants that hold some of it, plus one for the
     next tenant. The last quarter of the capacity is for tenants below their share. So such a tenant
@@ -47,11 +47,11 @@ class Shares:
         self._held: dict[str, int] = {}
 
     def held(self, tenant: str) -> int:
-        """What the tenant holds."""
+        """Amount that the tenant holds."""
         return self._held.get(tenant, 0)
 
     def share(self, capacity: float) -> int:
-        """What a tenant may always hold, whatever other tenants hold; at least 1."""
+        """Amount that a tenant may always hold, whatever other tenants hold; at least 1."""
         return max(1, int(capacity) // (len(self._held) + 1))
 
     def largest(self) -> str | None:
@@ -66,7 +66,7 @@ class Shares:
         return capacity * (1 - RESERVE)
 
     def add(self, tenant: str | None, count: int) -> None:
-        """The tenant holds so much more; less, where it is negative."""
+        """Adds `count` to what the tenant holds; `count` may be negative."""
         if tenant is None:
             return
         held = self.held(tenant) + count
@@ -144,8 +144,8 @@ class ByteBudget:
 
 
 class HeadBudget:
-    """Counts the bytes of clients' connections that are no request's yet: of unfinished heads, and
-    of what came behind a request that is being answered."""
+    """Counts the bytes of clients' connections that belong to no request yet: of unfinished heads,
+    and of bytes behind a request that is being answered."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -164,14 +164,14 @@ class HeadBudget:
 
 
 class Budgets(NamedTuple):
-    """What the router may hold for clients, in bytes."""
+    """Budgets of what the router may hold for clients, in bytes."""
 
     bodies: ByteBudget
     heads: HeadBudget
 
     @property
     def held_bytes(self) -> int:
-        """In all."""
+        """Bytes held in both budgets."""
         return self.bodies.held_bytes + self.heads.held_bytes
 
 
@@ -212,7 +212,7 @@ class Body:
         return True
 
     def pieces(self) -> Iterator[bytes]:
-        """What was added. Each piece is held until the next one is requested."""
+        """Pieces that were added. Each piece is held until the next one is requested."""
         self._pieces.reverse()
         while self._pieces:
             yield self._pieces[-1]
@@ -236,7 +236,7 @@ class Body:
         self._count_for_tenant(0)
 
     def pin(self) -> None:
-        """It is needed again: the budget does not drop it."""
+        """Pins the body, which is needed again: the budget does not drop it."""
         self._budget.remove_evictable(self)
         self._count_for_tenant(self.held_bytes)
 

@@ -68,8 +68,8 @@ class Monitoring:
         return _json(body, 200 if reason == "Ready" else 503)
 
     async def load(self, request: web.Request) -> web.Response:
-        """The service's load: one summary for the autoscaler. With `wait`: when a request comes,
-        or after so many seconds in which none does."""
+        """Load of the service: one summary for the autoscaler. With `wait`: answers when a request
+        comes, or after that many seconds without one."""
         wait = _wait_seconds(request.query.get("wait", "0"))
         if wait is None:
             allowed = f"wait: allowed is a number of seconds, 0 to {MAX_WAIT_SECONDS}"
@@ -97,7 +97,7 @@ class Monitoring:
         return _json({"picks": rows})
 
     async def ledger(self, request: web.Request) -> web.Response:
-        """What became of the requests for completions since this router's start."""
+        """Ledger of the requests for completions since this router's start."""
         text = self._telemetry.ledger().model_dump_json(by_alias=True)
         return web.Response(text=text, content_type=JSON_CONTENT_TYPE)
 
@@ -121,7 +121,8 @@ def _wait_seconds(text: str) -> float | None:
 
 
 def _row(engine: EngineState, now: float) -> EngineLoad:
-    """Without adapters, which are long and not load, so that thousands of engines fit."""
+    """Load of one engine without its adapters, which are long and no load, so that thousands of
+    engines fit."""
     received = engine.received
     changes: dict[str, object] = {"adapters": {}, "adapters_failed": {}}
     return EngineLoad(

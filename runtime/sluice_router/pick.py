@@ -30,14 +30,14 @@ from sluice_router.engines import FULL, Average, EngineState, average_load, cond
 MIN_BYTES: Final = 1024
 """A shorter prompt, some 250 tokens, is computed sooner than it is worth a preference."""
 TEXT_BYTES: Final = 1024
-"""Of a completion's prompt that are hashed."""
+"""Bytes of a completion's prompt that are hashed."""
 MESSAGE_BYTES: Final = 4096
-"""Of each message that are hashed."""
+"""Bytes of each message that are hashed."""
 MAX_MESSAGES: Final = 16
 """Messages that are hashed, where the first of a user comes later."""
 MAX_PARSED_BYTES: Final = 256 * 1024
-"""Of a longer body the bytes after `messages`, `prompt` or `input` are hashed as they are: parsing
-takes 4 µs a KiB."""
+"""Longest body that is parsed, which takes 4 µs a KiB. Of a longer one the bytes after `messages`,
+`prompt` or `input` are hashed as they are."""
 _PROMPT_FIELDS: Final = re.compile(rb'"(?:messages|prompt|input)"\s*:')
 Reason = Literal[
     "LessLoaded",
@@ -64,8 +64,9 @@ class Affinity(NamedTuple):
 
 
 MARGINS: Final[dict[AffinityReason, float]] = {"SamePrefix": 0.25, "SameSession": 1.0}
-"""In units of load: a quarter of what an engine runs at once, or a quarter of a second of prompts
-in its queue, for a prefix that may be cached; a whole one for a session that the client names."""
+"""Margins in units of load: a quarter of what an engine runs at once, or a quarter of a second of
+prompts in its queue, for a prefix that may be cached; a whole one for a session that the client
+names."""
 
 
 class Draw(NamedTuple):
@@ -219,7 +220,7 @@ def _drawn(engines: Sequence[EngineState], draw: Draw) -> list[EngineState]:
 
 
 def _mismatch(prefills: Sequence[EngineState], decodes: Sequence[EngineState]) -> str:
-    """What differs between the first prefill and decode engine with a fingerprint."""
+    """Differences between the first prefill and decode engine with a fingerprint."""
     first, second = _first_known(prefills), _first_known(decodes)
     if first is None or second is None:
         return "no KV fingerprint known yet of prefill or of decode engines"
@@ -269,8 +270,8 @@ _message: Final = msgspec.json.Decoder(_Message)
 
 
 def affinity_of(routing_key: str | None, body: bytes, tenant: str = "") -> Affinity | None:
-    """Of a session by its key, else of a long prompt; None where there is neither. Tenants share
-    nothing that is cached, so each has preferences of its own."""
+    """Affinity of a session by its key, else of a long prompt; None where there is neither. Tenants
+    share no cached prefix, so each has preferences of its own."""
     if routing_key:
         return _affinity("SameSession", [tenant.encode(), routing_key.encode()])
     if len(body) > MAX_PARSED_BYTES:
@@ -291,7 +292,7 @@ def affinity_of(routing_key: str | None, body: bytes, tenant: str = "") -> Affin
 
 
 def preferred(affinity: Affinity, engines: Iterable[EngineState]) -> EngineState:
-    """Which of the engines, at least one, requests with this key go to."""
+    """The one of the engines, at least one, that requests with this key go to."""
 
     def score(engine: EngineState) -> bytes:
         return blake2b(engine.key.encode(), key=affinity.key, digest_size=8).digest()
@@ -300,8 +301,8 @@ def preferred(affinity: Affinity, engines: Iterable[EngineState]) -> EngineState
 
 
 def _beginning(body: _Body) -> Iterator[bytes]:
-    """Of a conversation up to the first message of its user, so that all its turns have the same
-    and others with the same system prompt have another."""
+    """Bytes of a conversation up to the first message of its user. All its turns have equal bytes,
+    and other conversations with an equal system prompt have different ones."""
     instructions, text, turns = map(bytes, (body.instructions, body.prompt, body.messages))
     if bytes(body.input).startswith(b"["):
         turns = bytes(body.input)

@@ -2,9 +2,9 @@
 
 A pod's pool is what its EndpointSlice says; its role is what its load report says. Where they
 differ, the engine is asked to take the pool's role (`POST /role`), which the router can sign. Level
-triggered: routers and engines may restart at any time, and several routers may ask. Nobody waits
-for the answer; the role is followed by the load report. The call is good for one life of the
-engine, whose epoch it names.
+triggered: routers and engines may restart at any time, and several routers may ask. No request
+waits for the answer; the load report shows the role. The call is good for one life of the engine,
+whose epoch it names.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ AGAIN_SECONDS: Final = 30.0
 """Pause after an engine refused, or could not be asked."""
 ANSWER_SECONDS: Final = 30.0
 """How long a call is kept. An engine may finish its work for longer: then its load report says that
-it drains, and it goes on with its change without the call."""
+it drains, and it continues its change without the call."""
 
 logger = logging.getLogger("sluice.router.roles")
 

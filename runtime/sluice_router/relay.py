@@ -1,9 +1,9 @@
 """Passes an answer on to the client, and ends it in every case.
 
 Bytes pass as they are, except for the router's comments in replies to private calls. Before the
-first byte a failure is an ordinary error answer. After it, a stream of events goes on with the next
-reply, or ends with one error event and no `[DONE]`; anything else is cut off, so that it cannot
-pass for complete. Errors have the form that the route's clients expect.
+first byte a failure is an ordinary error answer. After it, a stream of events continues with the
+next reply, or ends with one error event and no `[DONE]`; anything else is cut off, so that it
+cannot pass for complete. Errors have the form that the route's clients expect.
 
 Of a stream more than 64 KiB may be held at once: of events that belong together, and of what the
 client does not read. That is counted, as an answer that is passed on when it is whole is.
@@ -34,9 +34,9 @@ from sluice_router.resume import Progress
 FAIL_SECONDS: Final = 2.0
 """Longest time a client may take to read the error that ends its stream."""
 HELD_UP_SECONDS = 5.0
-"""After a longer write, an engine that broke off may have done so because of the client."""
+"""A longer write means that an engine may have broken off because of the client."""
 NO_BUFFERING = {"X-Accel-Buffering": "no", "Cache-Control": "no-cache"}
-"""For proxies in front of the router, which would otherwise hold events back."""
+"""Headers for proxies in front of the router, which would otherwise hold events back."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -47,7 +47,7 @@ class ErrorEventError(Exception):
     def __init__(self, body: bytes) -> None:
         super().__init__()
         self.body = body
-        """Its JSON."""
+        """JSON of the error."""
 
 
 def error_response(error: RouterError, path: str) -> web.Response:
@@ -57,13 +57,13 @@ def error_response(error: RouterError, path: str) -> web.Response:
 
 
 class _Response(web.StreamResponse):
-    """Its head goes out with its first bytes: both are there when an answer begins."""
+    """A response whose head is sent with its first bytes: both are there when an answer begins."""
 
     _send_headers_immediately = False  # aiohttp's own class for whole responses sets it, too
 
 
 class Relay:
-    """Passes one answer on to one client: of one reply, or of several that go on with it."""
+    """Passes one answer on to one client: of one reply, or of several that continue it."""
 
     def __init__(
         self, request: web.BaseRequest, budget: ByteBudget, tenant: str | None = None
@@ -85,8 +85,8 @@ class Relay:
         reply to a private call.
 
         Raises:
-            AttemptFailedError: the engine broke off; call `run` again with a reply that goes on.
-            RouterError: the engine broke off, and no reply can go on; call `fail` with the error.
+            AttemptFailedError: the engine broke off; call `run` again with a continuing reply.
+            RouterError: the engine broke off, and no reply can continue; call `fail` with it.
             ConnectionResetError: the client reads nothing; its connection is closed.
         """
         if self._response is not None and not reply.private:

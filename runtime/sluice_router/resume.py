@@ -1,4 +1,4 @@
-"""How another engine can go on with an answer: private calls, which only engines of the service
+"""How another engine can continue an answer: private calls, which only engines of the service
 take, and what came of the answer so far.
 
 A private call is signed, and carries the seed and what came of the answer before. The reply is a
@@ -35,7 +35,7 @@ from sluice_router.limits import SMALL_BYTES
 _DATA: Final = b"data: "
 _ID_BYTES: Final = 4
 _CHOICE_BYTES: Final = 256
-"""Of an answer's choice before its first id."""
+"""Bytes counted for a choice of an answer before its first id."""
 _SCORES: Final = msgspec.json.Decoder(list[Score])
 
 
@@ -51,11 +51,12 @@ class SignedBody:
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Size of both parts in bytes."""
         return len(self.head) + len(self.client_body)
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Small enough that other requests run between; no copy of the whole is made."""
+        """Pieces of the body, small enough that other requests run between; no copy of the whole is
+        made."""
         yield self.head
         for start in range(0, len(self.client_body), SMALL_BYTES):
             yield self.client_body[start : start + SMALL_BYTES]
@@ -81,7 +82,7 @@ class PrivateCallSigner:
 
 
 async def body_sha256(*parts: bytes) -> str:
-    """In hexadecimal, of parts that are sent one after the other; long ones are hashed in a
+    """SHA-256 in hexadecimal of parts that are sent one after the other; long ones are hashed in a
     thread."""
     if sum(map(len, parts)) <= SMALL_BYTES:
         return _sha256(parts)
@@ -110,7 +111,7 @@ class _Choice:
 
 @dataclass(frozen=True, slots=True)
 class EventsRead:
-    """What some events carried besides their comments."""
+    """Content of some events other than their comments."""
 
     pieces: list[memoryview]
     """Whole events for the client, as parts of what was read."""
@@ -221,7 +222,7 @@ class Progress:
             self._start = comment.start
             self._choices = [_Choice() for _ in comment.start.max_tokens]
             count += len(self._choices) * _CHOICE_BYTES
-            if not comment.start.answer_identity:  # no engine could go on with it
+            if not comment.start.answer_identity:  # no engine could continue it
                 self.forget()
                 return
         for index, ids in comment.c:

@@ -1,4 +1,4 @@
-"""What all requests together may still retry."""
+"""Budget of retries for all requests together."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXPIRY_SECONDS: Final = 10.0
 
 
 class TokenBucket:
-    """Retries that are left: each second adds some, and those that nobody needed expire."""
+    """Retries that are left: each second adds some, and unused ones expire."""
 
     def __init__(self, clock: Callable[[], float], per_second: float, tokens: float) -> None:
         self._clock = clock
@@ -32,7 +32,7 @@ class TokenBucket:
         self._counted_seconds = clock()
 
     def add(self, count: float) -> None:
-        """So many more are left."""
+        """Adds `count` to the retries that are left."""
         now = self._clock()
         kept = math.exp((self._counted_seconds - now) / EXPIRY_SECONDS)
         came = self._per_second * EXPIRY_SECONDS * (1 - kept)

@@ -36,7 +36,7 @@ class WholeEvents:
 
     @property
     def held_bytes(self) -> int:
-        """Of what is held back."""
+        """Bytes that are held back."""
         return len(self._unfinished)
 
     def feed(self, chunk: bytes) -> bytes | bytearray:

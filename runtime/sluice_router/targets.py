@@ -45,7 +45,7 @@ class Target:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Names of the engines, for people."""
         name = self.engine.endpoint.name
         return f"{name} prefill={self.prefill.endpoint.name}" if self.prefill else name
 
@@ -122,7 +122,7 @@ def _single(choice: Choice) -> TargetChoice:
 
 
 class Pick(NamedTuple):
-    """Which engines one attempt of a request asks, and why."""
+    """Engines that one attempt of a request asks, and why."""
 
     request_id: str
     reason: str
@@ -131,11 +131,11 @@ class Pick(NamedTuple):
 
 
 class Picks:
-    """Of one router, since its start."""
+    """Picks of one router since its start."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        """By reason."""
+        """Counts of picks by reason."""
         self._recent: deque[Pick] = deque(maxlen=MAX_KEPT_PICKS)
 
     @property

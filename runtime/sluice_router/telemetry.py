@@ -1,4 +1,4 @@
-"""What the router reports about requests: Prometheus metrics, made from the contract's table
+"""Reports about requests: Prometheus metrics, made from the contract's table
 (`sluice_contract.cluster.metrics` has names and buckets), and spans: one for each request, and in
 it one for each engine or pair that is asked.
 """
@@ -54,7 +54,7 @@ FAILURES: Final[tuple[tuple[str, Outcome], ...]] = (
 """Status and outcome of requests to `COMPLETION_ROUTES` on which alerts are built. These counters
 start at 0, so that their first count is an increase. Anthropic's clients get another status."""
 Fate = Literal["answered", "resumed", "refused", "abandoned", "lost"]
-"""What became of a request for a completion: the fields of `Ledger`."""
+"""Fate of a request for a completion: the fields of `Ledger`."""
 _LOST: Final = frozenset({500, 502, 504})
 CONDITIONS: tuple[EngineCondition, ...] = ("ready", "unready", "draining", "failing")
 REQUEST: Final = "sluice.request"
@@ -62,17 +62,17 @@ ATTEMPT: Final = "sluice.attempt"
 
 
 class RouterLoad(NamedTuple):
-    """What a router serves and holds now."""
+    """Requests that a router serves now, and bytes that it holds."""
 
     requests: int
     waiting_requests: int
-    """Of these: until an engine is usable."""
+    """Requests that wait until an engine is usable."""
     buffered_bytes: int
 
 
 def fate_of(status: int, outcome: Outcome, error_status: int | None, *, resumed: bool) -> Fate:
-    """Of a request for a completion that ended so. `error_status`: of the error in its stream or in
-    its place; `resumed`: a second engine answered."""
+    """Fate of a request for a completion that ended so. `error_status`: of the error in its stream
+    or in its place; `resumed`: a second engine answered."""
     if outcome == "client_gone":
         return "abandoned"
     if outcome == "cut":  # by the request itself, as with a grammar that is too slow, or by us
@@ -130,13 +130,13 @@ class Telemetry:
         self._open += 1
 
     def completion_ended(self, fate: Fate) -> None:
-        """What became of it."""
+        """Counts the fate of a request for a completion."""
         self._open -= 1
         self._fates[fate] += 1
         self._ledger.labels(fate).inc()
 
     def ledger(self) -> Ledger:
-        """Of all requests for completions since the start."""
+        """Ledger of all requests for completions since the start."""
         counts = {fate: self._fates[fate] for fate in get_args(Fate)}
         return Ledger(open=self._open, **counts)
 
@@ -149,7 +149,7 @@ class Telemetry:
         self._retries.labels(reason).inc()
 
     def resumed(self, reason: str) -> None:
-        """Another engine goes on with an answer after its engine broke off."""
+        """Counts an answer that another engine continues after its engine broke off."""
         self._resumed.labels(reason).inc()
 
     def resume_failure(self) -> None:
@@ -157,7 +157,7 @@ class Telemetry:
         self._resume_failures.inc()
 
     def resume_forgone(self) -> None:
-        """What a resume needs was dropped for want of memory."""
+        """Counts an answer whose state for a resume was dropped for want of memory."""
         self._resumes_forgone.inc()
 
     def render(
@@ -203,7 +203,7 @@ class Attempt:
     """The span of one attempt at an engine or a pair. `end` is called once."""
 
     traceparent: str
-    """For the engine: its spans are parts of this one."""
+    """Traceparent for the engine: its spans are parts of this one."""
     parent: str
     start_seconds: float
     target: str

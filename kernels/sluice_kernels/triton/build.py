@@ -28,7 +28,7 @@ HEAD_DIMS: Final = (64, 128)
 
 
 def programs() -> Iterator[Program]:
-    """Of every shape that an image brings. Tensors without data: only their types are looked at."""
+    """Programs of every shape that an image has. Tensors have no data: only their types matter."""
     for ids in (torch.int64, torch.int32):
         for dtype, dim, normed in itertools.product(DTYPES, HEAD_DIMS, (True, False)):
             yield rotary(dtype, dim, normed, ids)
@@ -37,7 +37,8 @@ def programs() -> Iterator[Program]:
 
 
 def rotary(dtype: torch.dtype, dim: int, normed: bool, ids: torch.dtype) -> Program:
-    """For head dimension `dim`, whatever the numbers of heads; ids: type of page numbers."""
+    """Program for head dimension `dim`, whatever the numbers of heads; ids: type of page
+    numbers."""
     angles, place = _meta(1, dim // 2, dtype=torch.float32), _meta(1, dtype=ids)
     norm, queries = _meta(2, dim, dtype=dtype), _meta(1, 1, dim, dtype=dtype)
     qkv, pool = _meta(1, 3, dim, dtype=dtype), _meta(2, 1, 2, 16, 1, dim, dtype=dtype)
@@ -47,7 +48,7 @@ def rotary(dtype: torch.dtype, dim: int, normed: bool, ids: torch.dtype) -> Prog
 
 
 def sampling(dtype: torch.dtype, vocabulary: int) -> Program:
-    """For logits of `dtype`; of the vocabulary it matters whether it is a multiple of 16."""
+    """Program for logits of `dtype`; the vocabulary matters only as a multiple of 16 or not."""
     logits, parameters = _meta(1, vocabulary, dtype=dtype), _meta(5, 1, dtype=torch.float64)
     return calls.sample_rows(logits, parameters, _meta(1, dtype=torch.int64)).program()
 

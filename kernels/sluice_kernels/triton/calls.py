@@ -1,4 +1,4 @@
-"""What is launched: a kernel, its grid, its arguments. Pure: neither Triton nor a GPU is needed.
+"""Kernel launches: a kernel, its grid, its arguments. Pure: neither Triton nor a GPU is needed.
 
 The same value is run by the interpreter in tests, compiled for an architecture, and launched. Which
 program serves a call follows from the types of its arguments and from what is compiled in.
@@ -34,7 +34,7 @@ Constant = int | None
 
 @dataclass(frozen=True)
 class Program:
-    """What is compiled, for one architecture after another."""
+    """A kernel with types and constants, which is compiled for each architecture."""
 
     kernel: str
     types: tuple[tuple[str, str], ...]
@@ -53,7 +53,7 @@ class Call:
     grid: tuple[int, int]
     """Both at least 1, or there is nothing to launch."""
     arguments: Mapping[str, Tensor | Value]
-    """In the order of the kernel's parameters."""
+    """Arguments in the order of the kernel's parameters."""
     constants: Mapping[str, Constant]
     """Compiled in."""
     warps: int

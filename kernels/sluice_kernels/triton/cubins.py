@@ -33,7 +33,8 @@ class Cubin:
 
 
 def compile_program(program: Program, architecture: int) -> Cubin:
-    """For compute capability `architecture` (90 is 9.0), in about a second. Needs Triton."""
+    """Compiles for compute capability `architecture` (90 is 9.0), in about a second. Needs
+    Triton."""
     from triton import compile as compile_source
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -60,13 +61,13 @@ def compile_program(program: Program, architecture: int) -> Cubin:
 
 
 def file_name(program: Program, architecture: int) -> str:
-    """Of what is compiled from the sources as they are."""
+    """File name of a compiled program, with a hash of the kernels' sources."""
     made_of = SOURCES.read_bytes() + repr(program).encode()
     return f"{program.kernel}-{hashlib.sha256(made_of).hexdigest()[:16]}-sm{architecture}.cubin"
 
 
 class CubinFolder:
-    """What was compiled ahead; nothing, if there is no folder."""
+    """Programs that were compiled ahead; none without the folder."""
 
     def __init__(self, folder: Path = BUILT) -> None:
         self._folder = folder
@@ -76,7 +77,7 @@ class CubinFolder:
         self._shared_bytes: dict[str, int] = content.get("cubins", {})
 
     def find(self, program: Program, architecture: int) -> Cubin | None:
-        """For this architecture or one whose code it runs."""
+        """Cubin for this architecture, or for one whose code it runs."""
         if (built := built_for(architecture, self.architectures)) is None:
             return None
         name = file_name(program, built)

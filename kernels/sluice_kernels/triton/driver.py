@@ -66,7 +66,7 @@ class CudaDriver:
 
 
 def parameter(value: Tensor | Value) -> ctypes._SimpleCData[Any]:
-    """As the kernel reads it; types as in `calls.Call.program`."""
+    """Argument of a launch as the kernel reads it; types as in `calls.Call.program`."""
     if isinstance(value, Tensor):
         assert value.is_contiguous(), f"strides {value.stride()}: not contiguous"
         return ctypes.c_void_p(value.data_ptr())
@@ -103,7 +103,7 @@ class Launcher:
         self._driver.launch(function, call, shared_bytes, stream)
 
     def missing(self, programs: Iterable[Program]) -> list[Program]:
-        """Those that were not compiled ahead, each of which takes about a second at start."""
+        """Programs that were not compiled ahead, each of which takes about a second at start."""
         return [one for one in programs if self._folder.find(one, self._architecture) is None]
 
     def _load(self, program: Program) -> tuple[ctypes.c_void_p, int]:

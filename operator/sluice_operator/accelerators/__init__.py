@@ -1,1 +1,1 @@
-"""Which accelerators a pool asks for, which nodes have them, and how certain that is."""
+"""Accelerators: what a pool asks for, which nodes have it, and how certain that is."""

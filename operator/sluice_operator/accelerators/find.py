@@ -43,7 +43,7 @@ class AcceleratorFinding:
 
     @property
     def text(self) -> str:
-        """For display: `CPU` or `2 x NVIDIA-A100-SXM4-40GB`."""
+        """Display text: `CPU` or `2 x NVIDIA-A100-SXM4-40GB`."""
         if self.accelerator.is_cpu:
             return "CPU"
         return f"{self.accelerator.count} x {self.accelerator.product or self.resource}"
@@ -157,7 +157,8 @@ def _is_passing(taint: dict[str, Any]) -> bool:
 
 
 def _accepts(accepted: Iterable[dict[str, Any]], taint: dict[str, Any]) -> bool:
-    """As the scheduler does it: key, operator, value and effect, each of which may be left out."""
+    """Whether a toleration accepts `taint`, by the scheduler's rules for key, operator, value and
+    effect, each of which may be left out."""
     for toleration in accepted:
         if toleration.get("effect") not in (None, "", taint.get("effect")):
             continue

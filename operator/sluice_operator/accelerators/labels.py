@@ -1,4 +1,4 @@
-"""What a node's labels say of its GPUs: NVIDIA's and AMD's own, else those of the clouds.
+"""GPUs of a node by its labels: NVIDIA's and AMD's own, else those of the clouds.
 
 Pure, one table. A part of a GPU (a MIG instance, or one that is shared) is named as such, with its
 own memory. Sources: NVIDIA k8s-device-plugin, `docs/gpu-feature-discovery/README.md` and "Shared
@@ -34,7 +34,7 @@ INSTANCE_TYPES: Final = ("node.kubernetes.io/instance-type", "beta.kubernetes.io
 Labels = Mapping[str, Any]
 SHARED: Final = "-SHARED"
 _PROFILE: Final = re.compile(r"\b\d+g\.(?P<gib>\d+)gb", re.IGNORECASE)
-"""Of a MIG instance: its slices and its memory in GiB, e.g. 3g.20gb."""
+"""MIG profile, e.g. 3g.20gb: its compute slices and its memory in GiB."""
 _SIZE: Final = re.compile(r"^(?P<number>\d+)(?P<unit>[MG]?)i?B?$", re.IGNORECASE)
 
 
@@ -46,9 +46,9 @@ class NodeGpus:
     count: int
     product: str | None
     memory_mib: int | None
-    """Of one of them; of a shared one, its part."""
+    """Memory of one GPU in MiB; of a shared GPU, the memory of one share."""
     label: str | None
-    """The label that tells the product."""
+    """Label that names the product."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,13 @@ class Source:
 
     label: str
     read: Callable[[Labels, str], Reading]
-    """From all labels of the node, and the value of this one."""
+    """Reads all labels of the node, given this label's value."""
     domain: str = ""
     """Empty: any."""
 
 
 def gpus_of(node: Manifest, resource: str) -> NodeGpus:
-    """What a node has of a resource, as far as its labels tell."""
+    """GPUs of a node that `resource` counts, as far as its labels describe them."""
     node_labels = labels_of(node)
     allocatable = (node.get("status") or {}).get("allocatable") or {}
     count, domain = str(allocatable.get(resource, "0")), resource.partition("/")[0]

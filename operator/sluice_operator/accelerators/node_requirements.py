@@ -1,4 +1,4 @@
-"""What a pool's `accelerator` asks of nodes: resource, labels, tolerations, and a plausible name.
+"""Node requirements of a pool's `accelerator`: resource, labels, tolerations, and a plausible name.
 
 Pure: reads the spec. Nodes themselves are read in `find`.
 """

@@ -15,7 +15,7 @@ CLAIMS_MOUNT: Final = "/mnt/adapters"
 """Has a folder for each claim with adapters, but for the model's."""
 MAX_CLAIMS: Final = 16
 DEFAULT_REVISION: Final = "main"
-"""Of a hub."""
+"""Branch of a hub's repository where the URI names no revision."""
 FOLDER_URI: Final = "pvc://[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?(/[^/:]+)+/?|file://(/[^/:]+)+/?"
 REPOSITORY_URI: Final = (
     "hf://[A-Za-z0-9][-._A-Za-z0-9]{0,95}/[A-Za-z0-9][-._A-Za-z0-9]{0,95}"

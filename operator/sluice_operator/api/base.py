@@ -48,15 +48,15 @@ class Rule:
     allowed: str
     field: str = ""
     further: Callable[[Any], str] | None = None
-    """What the operator adds in parentheses, which CEL could not say."""
+    """Text in parentheses that the operator adds, which CEL could not express."""
 
     @property
     def message(self) -> str:
-        """What the API server says, beside the field."""
+        """Message that the API server shows with the field."""
         return f"allowed: {self.allowed}"
 
     def text(self, value: Any) -> str:
-        """What would be allowed in `value`, which breaks the rule."""
+        """Allowed values in words, for `value`, which breaks the rule."""
         return f"{self.allowed} ({self.further(value)})" if self.further else self.allowed
 
     def to_crd(self) -> dict[str, str]:
@@ -168,7 +168,7 @@ def _percent_allowed(least: float, most: float) -> str:
 
 
 def percent_schema(least: float, most: float) -> dict[str, Any]:
-    """What `percent` checks, for the API server."""
+    """Schema by which the API server checks what `percent` checks."""
     return {
         "anyOf": [{"type": "integer"}, {"type": "string"}],
         "pattern": DECIMAL_PATTERN,

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 READY: Final = "Ready"
-"""It serves: every pool has an engine that answers, of whatever revision, and a router does; or no
-engine is asked for."""
+"""Whether the service serves: every pool has an engine that answers, of any revision, and so does a
+router; or no engine is asked for."""
 UPDATED: Final = "Updated"
-"""It is what the spec asks for now, all of it. Says why not, also where Ready is False."""
+"""Whether everything is as the spec asks for. Says why not, also where Ready is False."""
 PROGRESSING: Final = "Progressing"
 RECONCILING: Final = "Reconciling"
 STALLED: Final = "Stalled"

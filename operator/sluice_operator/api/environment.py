@@ -28,7 +28,7 @@ COPIER_VOLUME: Final = "model-copier"
 IMAGE_VOLUME: Final = "model-image"
 IMAGE_MOUNT: Final = "/mnt/model-image"
 ADAPTERS_VOLUME: Final = "sluice-adapters"
-"""With the file of adapters; followed by a number, of a claim that adapters are on."""
+"""Volume with the file of adapters. Followed by a number: the volume of a claim with adapters."""
 HUB_CA_VOLUME: Final = "sluice-hub-ca"
 API_KEYS_VOLUME: Final = "sluice-api-keys"
 HOST_CACHE_VOLUME: Final = "sluice-host-cache"
@@ -38,7 +38,7 @@ RESERVED_VOLUMES: Final = (
     API_KEYS_VOLUME, HUB_CA_VOLUME, "tmp",
 )  # fmt: skip
 CONFIG_FOLDER: Final = "/etc/sluice"
-"""With the configuration; the key of the hand-over and adapters are mounted below it."""
+"""Folder of the configuration; the hand-over's key and the adapters are mounted below it."""
 RESERVED_MOUNTS: Final = (CONFIG_FOLDER, "/mnt/model", IMAGE_MOUNT, "/dev/shm", "/tmp")  # noqa: S108
 
 

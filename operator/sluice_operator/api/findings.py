@@ -1,4 +1,4 @@
-"""What is wrong with a part of a custom resource: field, value and what is allowed, a line each.
+"""Findings about a part of a custom resource: a line each, with field, value and what is allowed.
 
 As in the API server, types are checked first; if they hold, the rules of all parts. The wording is
 the contract's.
@@ -52,7 +52,7 @@ class Finding:
 
 
 class InvalidSpecError(ValueError):
-    """What the API server would refuse; `findings` says why, field by field."""
+    """A value that the API server would refuse; `findings` says why, field by field."""
 
     def __init__(self, findings: tuple[Finding, ...], parsed: object = None) -> None:
         self.findings = findings
@@ -117,7 +117,7 @@ def _instead_of(location: Location) -> str | None:
 
 
 def _broken_rules(value: object, path: str) -> Iterator[Finding]:
-    """What is wrong with `value` and all below it, whose types hold."""
+    """Findings in `value` and everything below it, where all types are valid."""
     if isinstance(value, list):
         for index, entry in enumerate(value):
             yield from _broken_rules(entry, f"{path}[{index}]")

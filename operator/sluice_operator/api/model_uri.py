@@ -15,7 +15,7 @@ CLAIM_MOUNT: Final = "/mnt/model"
 HUB: Final = "hf"
 BUCKETS: Final = ("s3", "gs", "az")
 FETCHED: Final = (HUB, *BUCKETS)
-"""Of models that are downloaded."""
+"""Schemes of models that are downloaded."""
 SERVED_SCHEMES: Final = ("file", "dummy", "pvc", *FETCHED, "oci")
 IMAGE: Final = "oci"
 

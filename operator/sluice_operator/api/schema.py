@@ -45,7 +45,7 @@ def with_nullable_fields(schema: Schema) -> Schema:
 
 
 def left_out(node: Schema) -> str | None:
-    """What holds when a field is left out, in words; None if nothing does."""
+    """Words for what holds when a field is left out; None where there is no default."""
     if "x-left-out" in node:
         return str(node["x-left-out"])
     value = node.get("default")

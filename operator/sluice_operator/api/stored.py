@@ -21,7 +21,7 @@ class BeyondInt64(float):
     """A whole number of more than 64 bits: no integer any more, but shown as it was written."""
 
     def __new__(cls, value: float) -> Self:
-        """Without the precision of `value`, which only its text keeps."""
+        """Loses the precision of `value`; its text in `written` keeps every digit."""
         self = super().__new__(cls, str(value))
         self.written = str(value) if isinstance(value, int) else shown_json(value)
         return self

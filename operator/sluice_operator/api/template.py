@@ -1,4 +1,4 @@
-"""What a user may add to pods of engines and of routers: a typed subset of the pod template.
+"""Additions of a user to pods of engines and routers: a typed subset of the pod template.
 
 Security context, probes, ports, identity and the containers' own mounts stay the operator's.
 """
@@ -53,7 +53,7 @@ class ContainerPort(ApiModel):
 
 
 class Sidecar(ApiModel):
-    """A container beside the operator's own, under the same restricted security context."""
+    """A container in addition to the operator's own, under the same restricted security context."""
 
     name: DnsLabel = Field(description="Name of the container.")
     image: Image = Field(description="Container image.")

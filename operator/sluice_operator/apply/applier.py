@@ -114,7 +114,7 @@ class Outcome:
     """The outcome of carrying out a plan."""
 
     refused: tuple[Refused, ...] = ()
-    """In the order of the plan."""
+    """Refused objects, in the order of the plan."""
     overwritten: tuple[Overwritten, ...] = ()
     """Existing objects that were changed."""
     unwritten: frozenset[Identity] = frozenset()
@@ -123,7 +123,7 @@ class Outcome:
     """The API server does not answer, so the rest was not tried. Raise it after the events about
     overwritten edits are recorded."""
     rewritten: tuple[Refused, ...] = ()
-    """Objects of which others write fields again and again."""
+    """Objects whose fields others write repeatedly."""
     look_again_seconds: float | None = None
     """When a repair that waits is due, or there is other news of those."""
     again: RequestError | None = None

@@ -36,7 +36,7 @@ class Report:
 
     status: Manifest
     events: tuple[Event, ...]
-    """What was done: recorded in any case."""
+    """Events about what was done, recorded in any case."""
     status_events: tuple[Event, ...]
     """About the change of status: recorded only when the status was written."""
 
@@ -68,13 +68,13 @@ class _Refusal:
 @dataclass(frozen=True)
 class Executor:
     """Writes the children, then the status and the events of the object they belong to. Remembers
-    since when each write is refused; a restart begins anew."""
+    since when each write is refused; a restart forgets it."""
 
     applier: Applier
     reporter: Reporter
     clock: Clock
     _refusals: OrderedDict[str, dict[Identity, _Refusal]] = field(default_factory=OrderedDict)
-    """By the uid of the object that the refused ones belong to."""
+    """Refused writes by the uid of the owning object, and by the refused child."""
 
     async def carry_out(self, live: Manifest, plan: Plan, children: Iterable[Manifest]) -> Outcome:
         """Makes `children` what the plan of `live` contains.

@@ -32,8 +32,9 @@ def applied_spec(live: Manifest) -> Manifest | None:
 
 
 def applied_manifest(live: Manifest) -> Manifest | None:
-    """What its owner has applied of an object, with what names it. What others have added or taken
-    over is not in it. None when it owns nothing of its spec: that of a restored backup, say."""
+    """The part of an object that its owner has applied, with its name and kind. Fields that others
+    added or took over are left out. None where it owns nothing of the spec: in a restored backup,
+    say."""
     if "managedFields" not in live["metadata"]:  # a manifest that is not in a cluster yet
         return _whole_manifest(live)
     owned = owned_fields(live, FIELD_MANAGER) or {}

@@ -49,9 +49,9 @@ class _Tried(NamedTuple):
     """The last try since pods are missing."""
 
     waiting: str
-    """What waited for the Secret; empty: it was not tried yet."""
+    """Hash of what waited for the Secret at that try; empty: it was not tried yet."""
     at: float
-    """Seconds of the monotonic clock; of the first look, if it was not tried yet."""
+    """Monotonic time of that try in seconds; before any try, of the first look."""
     is_made: bool = False
 
 
@@ -90,7 +90,7 @@ class KeySecrets:
         return None
 
     async def _create(self, secret: KeySecret) -> bool:
-        """Whether there was none."""
+        """Whether it was created; False where it existed already."""
         drawn = base64.b64encode(self._random_bytes(KEY_BYTES)).decode()
         try:
             await self._client.create(SECRET, secret.manifest | {"stringData": {secret.key: drawn}})

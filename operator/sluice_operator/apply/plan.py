@@ -19,7 +19,7 @@ REPLICAS_MANAGER: Final = f"{FIELD_MANAGER}-replicas"
 
 
 class Identity(NamedTuple):
-    """What tells the objects of one namespace apart."""
+    """Key of an object within one namespace."""
 
     kind: str
     name: str
@@ -40,7 +40,7 @@ class Event:
     about: Manifest | None = None
     """The object it is recorded on; None: the reconciled one."""
     written: tuple[Identity, ...] = ()
-    """What it says was written: not recorded when one of these was not."""
+    """Objects whose write this event reports; if one was not written, the event is not recorded."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class KeySecret:
     """A Secret with a random key, which the operator may create and never reads."""
 
     manifest: Manifest
-    """Without the key."""
+    """Secret's manifest without the key."""
     key: str
     """Where in the Secret it stands."""
     waiting: str
@@ -80,27 +80,28 @@ class Adoption:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to write. Level-triggered: equal observations give equal plans."""
+    """Everything to write. Level-triggered: equal observations give equal plans."""
 
     secrets: tuple[KeySecret, ...] = ()
     """Must exist before anything else is written."""
     decided: Manifest | None = None
-    """What was decided for the object, for later plans: written before all that follows from it."""
+    """Decisions about the object, for later plans; written before anything that follows from
+    them."""
     apply: tuple[Manifest, ...] = ()
     """Full desired objects without status, owner references set; to be applied in this order."""
     take_over: tuple[Manifest, ...] = ()
     """Live values that `REPLICAS_MANAGER` takes over before `apply` lets go of them."""
     let_go: tuple[Manifest, ...] = ()
-    """What `REPLICAS_MANAGER` is to have left of an object after `apply` has set the rest."""
+    """Fields that `REPLICAS_MANAGER` keeps of each object, after `apply` has set the rest."""
     adopt: tuple[Adoption, ...] = ()
     """Ours, without an owner, and not in `apply`."""
     prune: tuple[Reference, ...] = ()
     """Owned by us and no longer desired; to be deleted after everything was applied."""
     record: Manifest | None = None
-    """What was carried out, for later plans: applied once all that makes pods is as planned. The
-    object does without."""
+    """Record of what was carried out, for later plans. Applied once everything that makes pods is
+    as planned; the object works without it."""
     events: tuple[Event, ...] = ()
-    """Recorded when this plan is carried out; empty at rest."""
+    """Events, recorded when this plan is carried out; empty once nothing changes."""
     refusal: Refusal | None = None
     """Set: why the spec is not carried out. The plan then keeps what exists."""
     paused: bool = False

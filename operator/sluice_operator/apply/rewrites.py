@@ -19,7 +19,7 @@ from sluice_operator.manifests.metadata import digest
 FIRST_PAUSE_SECONDS: Final = 1.0
 LONGEST_PAUSE_SECONDS: Final = 300.0
 QUIET_SECONDS: Final = 600.0
-"""A field that was not written for so long is as if it never had been."""
+"""Seconds without a write after which earlier writes of a field are forgotten."""
 ROUNDS_TOLD: Final = 5
 """Repairs of one field after which it is another controller that writes it, not a person."""
 REMEMBERED_OBJECTS: Final = 10_000

@@ -22,13 +22,14 @@ _IDENTITY: Final = ("name", "namespace", "uid")
 _DEFAULTS: Final = {
     "apiVersion": "v1", "divisor": "0", "expirationSeconds": 3600, "protocol": "TCP",
 }  # fmt: skip
-"""What the server adds inside atomic values: of fieldRef, resourceFieldRef, serviceAccountToken
-and NetworkPolicy ports. Dropping one of these from a manifest changes nothing."""
+"""Defaults that the server adds inside atomic values: of fieldRef, resourceFieldRef,
+serviceAccountToken and NetworkPolicy ports. Dropping one of these from a manifest changes
+nothing."""
 _QUANTITY_PARENTS: Final = frozenset({"limits", "requests", "sizeLimit", "hard"})
 
 
 def owned_fields(live: Manifest, manager: str, subresource: str = "") -> FieldSet | None:
-    """What `manager` owns in `live` by server-side apply; None when it never applied."""
+    """Fields that `manager` owns in `live` by server-side apply; None when it never applied."""
     for entry in live["metadata"].get("managedFields") or ():
         if (
             entry.get("manager") == manager

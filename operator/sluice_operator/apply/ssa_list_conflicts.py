@@ -1,4 +1,4 @@
-"""Which lists to replace as a whole, where server-side apply cannot restore our values.
+"""Lists to replace as a whole, where server-side apply cannot restore our values.
 
 Editing the key of one of our list items (the port of a Service) turns it into an item of the
 editor's. Apply keeps that item and adds ours, and the API server refuses every such request because
@@ -15,7 +15,7 @@ from sluice_operator.kube.errors import Cause
 from sluice_operator.kube.kinds import Manifest
 
 REPAIR_MANAGER: Final = "sluice-operator-repair"
-"""Its entry in managedFields is removed at once: no apply could drop fields that it owns."""
+"""Field manager of repairs, removed from managedFields at once: no apply could drop its fields."""
 
 CONFLICT_REASONS: Final = frozenset({"FieldValueDuplicate", "FieldValueForbidden"})
 """Two items of one name; two sources in one volume."""

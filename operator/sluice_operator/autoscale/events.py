@@ -1,5 +1,5 @@
-"""What came of a decision, and what users see of it: the condition, `status.scaling`, and an event
-for each change.
+"""Results of a decision as users see them: the condition, `status.scaling`, and an event for each
+change.
 
 Pure. It also decides when a status is worth another write: numbers in messages are not, as they
 differ at each tick.
@@ -28,9 +28,9 @@ UNSEEN: Final = "Metrics"
 """How reasons begin where load reports are missing, old or impossible."""
 AGAIN_SECONDS: Final = 30.0
 SHARE_SECONDS: Final = 60.0
-"""Between two writes for the share of answers in time alone."""
+"""Least time between two writes that report only a new share of answers in time."""
 SHARE_PERCENT: Final = 1.0
-"""A change of it that is worth a write."""
+"""Least change of that share, in percentage points, that is worth a write."""
 
 
 class Written(NamedTuple):
@@ -40,20 +40,21 @@ class Written(NamedTuple):
     replicas: int
     generation: int
     move: MoveInProgress | None = None
-    """That has begun with it."""
+    """The move that began with this write."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was written, and what was not."""
+    """Writes of a decision that succeeded, and why others did not."""
 
     written: tuple[Written, ...] = ()
     failed: RequestError | None = None
-    """What stopped the rest: the next tick decides again."""
+    """Error that stopped the remaining writes; the next tick decides again."""
     rivals: tuple[str, ...] = ()
     """Nothing was written, because these field managers scale a pool too."""
     events: tuple[Event, ...] | None = None
-    """Of a move in progress; None: the decision was carried out, and has one for each pool."""
+    """Events of a move in progress. None: the decision was carried out, so each pool has its own
+    event."""
 
     def and_written(self, written: Written) -> Outcome:
         return replace(self, written=(*self.written, written))
@@ -66,7 +67,7 @@ class Outcome:
 
 
 def scaling_of(tick: Tick, outcome: Outcome, now: datetime, answered: Answered) -> Scaling:
-    """What the service's status says of a tick. `answered`: requests of the last minutes."""
+    """Status of the service after a tick. `answered`: requests of the last minutes."""
     sample, decision = tick.sample, tick.decision
     percent = answered.in_time_percent
     status = ScalingStatus(

@@ -1,4 +1,5 @@
-"""What reconciles saw of scaled services, what was written since, and who else scales them.
+"""Inventory of scaled services: what reconciles saw, what was written since, and who else scales
+them.
 
 A tick reads nothing from the API server. Every event of a pod leads to a reconcile of its pool,
 which counts the pods and reports the counts here.
@@ -20,11 +21,12 @@ from sluice_operator.informer.keys import Key
 from sluice_operator.scaled import MoveInProgress, PoolPods, ScaledPool, ScaledService
 
 AGAIN_SECONDS: Final = 300.0
-"""Two writes from outside within so many seconds are a contest."""
+"""Two writes from outside within this time are a contest."""
 CLAIM_SECONDS: Final = 10.0
-"""A pod without a ResourceClaim is new for so long: Kubernetes makes one within a second."""
+"""Age up to which a pod without a ResourceClaim counts as new: Kubernetes makes one within a
+second."""
 SILENT_SECONDS: Final = 600.0
-"""After the last of them the pool is scaled again."""
+"""Time without another scaler's writes after which the operator scales the pool again."""
 
 Write = tuple[str, str]
 """A field manager, and when it wrote last."""
@@ -105,7 +107,7 @@ class ScalingInventory:
         self._note(key, role, pods.replicas, pods.generation)
 
     def replicas_written(self, key: Key, written: Written) -> None:
-        """What we have just asked a pool for."""
+        """Records the replicas that the operator has just written to a pool."""
         self._note(key, *written)
 
     def forget(self, key: Key) -> None:

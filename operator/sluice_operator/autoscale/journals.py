@@ -31,12 +31,13 @@ JOURNAL_MANAGER: Final = "sluice-operator-journal"
 WRITE_SECONDS: Final = 60.0
 QUIET_WRITE_SECONDS: Final = 600.0
 PENDING_BYTES: Final = 64 * 1024
-"""Of one service in memory; what is older is lost when writing fails for long."""
+"""Maximum size of one service's lines in memory. The oldest are lost where writing fails for
+long."""
 UNPACKED_BYTES: Final = 8 * 2**20
 """Maximum size of a journal that is read; a larger one was not written here."""
 LOOK_SECONDS: Final = 5.0
 FLUSH_SECONDS: Final = 3.0
-"""For what is pending when the operator ends; its Lease is held until then."""
+"""Time to write pending lines when the operator ends; it holds its Lease until then."""
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class _Pending:
     written_at: float = 0.0
     dirty: bool = False
     news: bool = False
-    """It has a line in which something was decided."""
+    """Whether a pending line has a decision that changed something."""
 
 
 class Journals:
@@ -77,7 +78,7 @@ class Journals:
         self._foreign.discard(key)
 
     async def last_ticks(self, live: Manifest) -> tuple[Tick, ...]:
-        """What an operator before this one has noted of a service; nothing where that cannot be
+        """Ticks that a former operator process wrote for the service; none where they cannot be
         read."""
         try:
             config_map = await self._read(live)

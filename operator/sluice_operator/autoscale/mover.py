@@ -49,30 +49,32 @@ NOT_MOVED: Final = "MoveEnded"
 MANAGER: Final = "sluice-operator-moves"
 """The field manager of labels of pods."""
 LOOKS: Final = 12
-"""At the cluster, in one tick."""
+"""Most observations of the cluster in one tick."""
 LOOK_SECONDS: Final = 0.25
-"""Between two: Kubernetes hands a pod to another ReplicaSet, while one pod too many is there."""
+"""Wait between two observations. Kubernetes passes a pod to another ReplicaSet, so for a moment one
+pod too many exists."""
 STALE: Final = frozenset({404, 409, 422})
-"""Of a pod that has changed since it was read; the next tick looks again."""
+"""Statuses that a write gets whose pod or pool has changed since it was read; the next tick
+observes again."""
 MAX_SECONDS: Final = 60.0
-"""After which a move that has not got further ends."""
+"""Longest duration of a move; one that is not complete by then ends."""
 TEMPLATE_HASH: Final = "pod-template-hash"
 """Label by which a ReplicaSet knows its pods."""
 POOL_LABELS: Final = (labels.ROLE, labels.REVISION, TEMPLATE_HASH)
-"""In which pods of two pools that are alike differ."""
+"""Labels in which the pods of two otherwise equal pools differ."""
 
 logger = logging.getLogger(__name__)
 
 
 class Relabel(NamedTuple):
-    """These pods get these labels."""
+    """Step: `pods` get these labels."""
 
     pods: Sequence[Manifest]
     labels: dict[str, str]
 
 
 class Shrink(NamedTuple):
-    """The source pool gets so many replicas."""
+    """Step: the source pool gets `replicas` engines."""
 
     replicas: int
 
@@ -97,7 +99,7 @@ class MoveObserved:
     pools: Mapping[Role, Manifest]
     """The EnginePools of both roles."""
     pods: Sequence[Manifest]
-    """Of the service."""
+    """Pods of the service."""
     is_possible: bool
     """Whether engines of both pools are still alike, and no roll-out is under way."""
     preferred: Sequence[str]
@@ -106,11 +108,11 @@ class MoveObserved:
     """Whether nothing more is waited for."""
 
     def replicas(self, role: Role) -> int:
-        """What the pool is asked for."""
+        """Replicas in the spec of the pool of `role`."""
         return int(self.pools[role]["spec"]["replicas"])
 
     def pods_of(self, role: Role) -> list[Manifest]:
-        """Those that are not about to go."""
+        """Pods of `role` that are neither being deleted nor finished."""
         return [
             pod
             for pod in self.pods
@@ -129,7 +131,7 @@ class MoveObserved:
         return sorted(filter(is_ready, self.pods_of(self.move.source)), key=rank)
 
     def new_pods(self) -> list[Manifest]:
-        """Of the target pool: those that the ReplicaSet removes for engines that move here."""
+        """Unready pods of the target pool: its ReplicaSet removes these as engines move there."""
         pods = self.pods_of(self.target)
         return [pod for pod in pods if not is_ready(pod) and not note_of(pod, MOVED)]
 
@@ -144,7 +146,7 @@ class MoveObserved:
 
 
 def next_step(seen: MoveObserved) -> Step:
-    """What to do now."""
+    """The next step of a move."""
     move = seen.move
     replicas = seen.replicas(move.source), seen.replicas(seen.target)
     if replicas[0] == move.source_before - move.engines:
@@ -323,9 +325,9 @@ async def write_replicas(
     replicas: int,
     move: MoveInProgress | None = None,
 ) -> Written:
-    """Asks a pool for so many engines. Its EnginePool has the annotation of `move`, or none."""
+    """Asks a pool for `replicas` engines. Its EnginePool has the annotation of `move`, or none."""
     pool = scaled.pools[role]
-    # With its uid: one that has gone in the meantime is not made anew.
+    # With its uid: a pool that has gone in the meantime is not created again.
     metadata = {"name": pool.name, "namespace": scaled.namespace, "uid": pool.uid}
     manifest = {
         "apiVersion": ENGINE_POOL.api_version,

@@ -23,7 +23,7 @@ AGAIN_SECONDS: Final = 2.0
 """Delay before a router that did not answer (it may be restarting) is asked again about a
 request."""
 MAX_BYTES: Final = 8 * 2**20
-"""Of one answer: ten thousand engines."""
+"""Maximum size of one response, enough for ten thousand engines."""
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class LoadQuery(Protocol):
     """Reads the load of services."""
 
     async def __call__(self, routers: Iterable[str]) -> tuple[ServiceLoad, ...]:
-        """What those of the routers say that answer."""
+        """Loads as the routers report them; those that do not answer are missing."""
         ...
 
     async def quiet(self, routers: Iterable[str], seconds: float) -> None:
@@ -41,7 +41,8 @@ class LoadQuery(Protocol):
 
 
 class RouterQuery:
-    """Over HTTP, at the routers' monitoring port; connections stay open."""
+    """`LoadQuery` over HTTP, at the routers' monitoring port, through connections that stay
+    open."""
 
     def __init__(self, session: aiohttp.ClientSession, port: int = ROUTER_METRICS) -> None:
         self._session = session

@@ -47,19 +47,19 @@ Record = Callable[[Manifest, Iterable[Event]], Awaitable[None]]
 
 @dataclass
 class TickMemory:
-    """What is remembered of a service between two ticks."""
+    """State of a service that is kept between two ticks."""
 
     unix_offset_seconds: float
     """Offset from the monotonic clock to Unix time at the first tick. Samples carry this Unix time,
     so the next operator process can use them, and a changed system clock does no harm."""
     history: History = field(default_factory=History)
     scaling: Scaling | None = None
-    """As it was last reported."""
+    """Last reported scaling."""
     told_at_seconds: float = 0.0
     is_quiet: bool = False
-    """There was nothing to do, and no pool can shrink."""
+    """Whether there was nothing to do and no pool can shrink."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
-    """Ends quiet."""
+    """Event that ends the quiet wait."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class ScalingTick:
         return self.memories[key]
 
     def _settings(self, key: Key, scaled: ScaledService) -> Settings:
-        """Those of the spec, with what the budget leaves to the pools that are scaled."""
+        """Settings of the spec, with the GPUs that the budget leaves for scaled pools."""
         budget = scaled.settings.gpu_budget
         if budget is None:
             return scaled.settings

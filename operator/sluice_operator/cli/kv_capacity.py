@@ -1,4 +1,4 @@
-"""What a preview says of KV capacity, pool by pool: for people, and for programs.
+"""KV capacity in a preview, pool by pool: for people, and for programs.
 
 For models that are not from a hub, the operator has only the spec.
 """

@@ -84,11 +84,11 @@ def main(arguments: list[str] | None = None) -> int:
 
         return history.run(command_line[2:])
     if command_line[:1] == [ROLLOUT]:
-        from sluice_operator.cli.rollout import command as rollout  # as above
+        from sluice_operator.cli.rollout import command as rollout  # imports the client, too
 
         return rollout.run(command_line[1:])
     if command_line[:1] == [TOP]:
-        from sluice_operator.cli.top import command as top  # as above, and rich
+        from sluice_operator.cli.top import command as top  # imports the client and rich
 
         return top.run(command_line[1:])
     if command_line[:1] == [TRANSLATE]:

@@ -59,7 +59,7 @@ class Preview:
     model: ModelStatus | None = None
     """A hub's model, where the document's status says what it was resolved to."""
     adapters: tuple[Manifest, ...] = ()
-    """What the status of a hub's adapters would be."""
+    """Status that adapters of a hub would have."""
 
     @property
     def manifests(self) -> tuple[Manifest, ...]:
@@ -262,13 +262,14 @@ def _lines(shown: Preview) -> Iterator[str]:
 
 
 def inherited_lines(spec: InferenceServiceSpec, role: Role) -> Iterator[str]:
-    """What a pool has from the top level of the spec; another accelerator may not fit that."""
+    """Settings that a pool inherits from the top level of the spec, which may not fit another
+    accelerator."""
     if inherited := spec.inherited(role):
         yield f"  inherits {', '.join(inherited)}; spec.prefill may have its own"
 
 
 def _features(spec: InferenceServiceSpec, role: Role) -> Iterator[str]:
-    """What engines of the role have that is off unless it is asked for."""
+    """Features of engines of the role that are off by default."""
     if drafts := spec.speculation(role):
         where = drafts.draft.uri if drafts.draft else "the request's own tokens"
         most = f"at most {drafts.tokens} of a request in a step"
@@ -281,7 +282,7 @@ def _features(spec: InferenceServiceSpec, role: Role) -> Iterator[str]:
 
 
 def _own_scale(spec: InferenceServiceSpec) -> Iterator[str]:
-    """What an HPA of the InferenceService needs; it counts the engines of the last role."""
+    """A hint for an HPA of the InferenceService, which counts the engines of the last role."""
     if spec.replicas is None and spec.pool(spec.roles[-1]).autoscaling is None:
         yield ""
         yield "spec.replicas is left out, which is 1. kubectl scale sets it; a"
@@ -334,7 +335,7 @@ def _adapters(model: ModelSpec, fetched: Iterable[Manifest]) -> Iterator[str]:
 
 
 def _product(plan: ServicePlan, pool: PlannedPool) -> Iterator[str]:
-    """What is doubtful about the product that the spec names."""
+    """Doubts about the product that the spec names."""
     accelerator = pool.accelerator.accelerator
     assert plan.spec is not None
     requested = plan.spec.pool(pool.role)

@@ -46,7 +46,7 @@ class Progress:
     exceeded_since: str = ""
     """When the deadline passed, as Kubernetes writes it."""
     failing_since: str = ""
-    """Since when pods cannot be created, as Kubernetes writes it; empty while they can."""
+    """Time since which pods cannot be created, as Kubernetes writes it; empty while they can."""
     bound_seconds: int = 0
     """The deadline. By the operator's clock it also counts for a Deployment that was complete once,
     which Kubernetes gives none."""

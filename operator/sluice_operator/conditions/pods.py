@@ -21,7 +21,7 @@ from sluice_operator.manifests.fetching import TOKEN_VOLUME
 
 HUB_ACCESS_FIELD: Final = "spec.model.tokenSecretRef"
 FILE_OPTION: Final = "--token-file: "
-"""What the fetcher's messages about the token begin with."""
+"""Prefix of the fetcher's messages about the token."""
 IMAGE_REASONS: Final = frozenset(
     {"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull"}
 )
@@ -39,12 +39,12 @@ KUEUE_GATES: Final = "kueue.x-k8s.io/"
 ACCELERATOR_MISSING: Final = "AcceleratorMissing"
 """An engine found no GPU that it can use."""
 NO_PREEMPTION: Final = re.compile(r"(?<=\.) not found$")
-"""What the scheduler adds about preemption to a message about a pod's claims."""
+"""Ending about preemption that the scheduler adds to a message about a pod's claims."""
 LASTING_REASONS: Final = MODEL_REASONS | {
     "InvalidConfig", "UnsupportedLibrary", "OutOfMemory", "InvalidImageName", ACCELERATOR_MISSING,
 }  # fmt: skip
-"""Failures that no amount of waiting cures, beside an `OOMKilled` that repeats. `OutOfMemory` is an
-engine that cannot start; one whose step finds no memory ends that step's requests and goes on."""
+"""Failures that no amount of waiting cures; a repeated `OOMKilled` is another. `OutOfMemory` is an
+engine that cannot start; one whose step finds no memory ends that step's requests and continues."""
 REPEATS: Final = 3
 """Restarts of a container after which one more `OOMKilled` is no accident. The count only grows, so
 what is said of it does not alternate with kubelet's back-off."""
@@ -52,7 +52,7 @@ what is said of it does not alternate with kubelet's back-off."""
 
 @dataclass(frozen=True)
 class PodFailure:
-    """What keeps one pod from being ready."""
+    """Reason why one pod is not ready."""
 
     pod: str
     reason: str
@@ -60,7 +60,7 @@ class PodFailure:
     repeats: bool = False
     """Another attempt will fail too: it has failed often, or the process says so."""
     restarts: int = 0
-    """Of the container that fails."""
+    """Restarts of the container that fails."""
 
     @property
     def lasting(self) -> bool:
@@ -165,7 +165,7 @@ def halting_failure(pods: Iterable[Manifest]) -> PodFailure | None:
 
 
 def failure_of(pod: Manifest) -> PodFailure | None:
-    """What keeps the pod from being ready; None when it is ready, starting or going away."""
+    """Reason why the pod is not ready; None when it is ready, starting or going away."""
     if is_ready(pod) or is_draining(pod) or is_finished(pod):
         return None
     return next((failure for check in CHECKS if (failure := check(pod))), None)
@@ -235,7 +235,7 @@ def _crash(pod: Manifest) -> PodFailure | None:
 CHECKS: Final[tuple[Callable[[Manifest], PodFailure | None], ...]] = (
     _unschedulable, _image, _start, _termination, _out_of_memory, _crash,
 )  # fmt: skip
-"""In the order of a pod's start."""
+"""Checks in the order of a pod's start."""
 
 
 def _waiting(pod: Manifest, reasons: frozenset[str], shown: str | None) -> PodFailure | None:
@@ -282,7 +282,8 @@ def _termination_message(ended: dict[str, Any]) -> TerminationMessage | None:
 
 
 def _containers(pod: Manifest) -> list[dict[str, Any]]:
-    """In the order in which they run: the others start when the first ones have ended."""
+    """Statuses of the containers in the order in which they run: the others start when the init
+    containers have ended."""
     status = pod.get("status") or {}
     first, then = status.get("initContainerStatuses"), status.get("containerStatuses")
     return [*(first or ()), *(then or ())]

@@ -1,6 +1,6 @@
 """The reasons of Ready and Updated that several modules use, and what they mean.
 
-Other reasons are defined beside their only check.
+Other reasons are defined next to their only check.
 """
 
 from __future__ import annotations
@@ -8,16 +8,16 @@ from __future__ import annotations
 from typing import Final
 
 SERVING: Final = "Serving"
-"""Of Ready, where it is True."""
+"""Reason of Ready where it is True."""
 ALL_READY: Final = "AllReady"
-"""Of Updated, where it is True and engines are asked for."""
+"""Reason of Updated where it is True and engines are asked for."""
 SCALED_TO_ZERO: Final = "ScaledToZero"
 APPLYING: Final = "Applying"
 STARTING: Final = "Starting"
 ROLLING_OUT: Final = "RollingOut"
 """The former revision still serves."""
 ROLLOUT_HALTED: Final = "RolloutHalted"
-"""Of Progressing: what is new fails, and what was there before serves on."""
+"""Reason of Progressing: what is new fails, and what was there before keeps serving."""
 RESOLVING: Final = "ResolvingModel"
 FETCHING: Final = "FetchingModel"
 """Engines are made once the model is there."""
@@ -25,7 +25,7 @@ PAUSED: Final = "Paused"
 EDITED: Final = "Edited"
 """Somebody has edited a pool, and its service has not reverted that yet."""
 TAKING_OVER: Final = "TakingOver"
-"""Children have lost their owner references, and get them back."""
+"""Children have lost their owner references, and will get them back."""
 NOT_OWNED: Final = "NotOwned"
 """Pods answer for the service that nothing of it can end."""
 NAME_TAKEN: Final = "NameTaken"
@@ -34,13 +34,13 @@ APPLY_FAILED: Final = "ApplyFailed"
 REWRITTEN: Final = "Rewritten"
 """Another manager writes fields of a child again after each repair."""
 PROGRESS_DEADLINE_EXCEEDED: Final = "ProgressDeadlineExceeded"
-"""As Deployments call it."""
+"""Deadline reason, named as in the conditions of Deployments."""
 CLAIMS_NOT_SERVED: Final = "ClaimsNotServed"
 """The API server takes no ResourceClaims of pods: their engines come without devices."""
 POD_REFUSED: Final = "PodRefused"
 """The API server refuses the pods of a Job, as by a quota or an admission webhook."""
 REPLICA_FAILURE: Final = "ReplicaFailure"
-"""It refuses pods of a Deployment, whose condition says so."""
+"""The API server refuses pods of a Deployment, whose condition says so."""
 PODS_NOT_LEAVING: Final = "PodsNotLeaving"
 """Engines wait for GPUs of the budget, and pods hold them that should have left."""
 
@@ -55,4 +55,4 @@ recorded when it is reverted.)"""
 STALLING: Final = frozenset(
     {APPLY_FAILED, PROGRESS_DEADLINE_EXCEEDED, CLAIMS_NOT_SERVED, POD_REFUSED, PODS_NOT_LEAVING}
 )
-"""They need a person, whatever the other conditions say."""
+"""Reasons that need a person, whatever the other conditions say."""

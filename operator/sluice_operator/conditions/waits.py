@@ -40,7 +40,7 @@ REMEDIES: Final = {
     **dict.fromkeys(IMAGE_REASONS, "Correct the image, or its pull secret"),
     **dict.fromkeys(START_REASONS, "Create the Secret or ConfigMap that is missing"),
 }
-"""What a person can do, by reason."""
+"""Remedies for people, by reason."""
 
 
 def with_remedy(updated: Check) -> str:

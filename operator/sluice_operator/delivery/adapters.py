@@ -1,5 +1,5 @@
-"""How adapters of a hub get to the engines: each is resolved and downloaded by one Job, once. So is
-a draft model of a hub.
+"""How adapters of a hub get to the engines: each is resolved and downloaded by one Job, once. A
+draft model of a hub is, too.
 
 Pure. Downloaded adapters are recorded in status, and only recorded ones are in the file that
 engines follow. If a version cannot be fetched, the former one stays; the model and other adapters
@@ -53,9 +53,9 @@ class AdapterDelivery:
     """How far adapters of a hub are on their way to the engines."""
 
     manifests: tuple[Manifest, ...] = ()
-    """What the delivery needs, to be applied in this order."""
+    """Manifests of the delivery, to be applied in this order."""
     fetched: tuple[FetchedAdapter, ...] = ()
-    """What is recorded of them now."""
+    """Adapters that the status records now."""
     check: Check | None = None
     """Why some are missing; a failed one comes first."""
     events: tuple[Event, ...] = ()
@@ -93,7 +93,7 @@ def plan_adapters(
     if claim is None or (not fetched and is_fetched(model)):
         return NO_ADAPTERS
     access = () if is_fetched(model) else tuple(hub_access(top, model, fetcher))
-    # Also on the claim of another cache, but for one of the operator's that was made anew.
+    # Also on another cache's claim, but not on one that the operator has created again.
     recorded = {
         name: adapter
         for name, adapter in fetched_adapters(observed.service).items()
@@ -168,7 +168,7 @@ def _task(
     arguments_of = model_arguments if isinstance(adapter, HubDraft) else adapter_arguments
     arguments = arguments_of(fetcher.hub.endpoint, adapter.repository, adapter.revision)
     task = fetch_task(top, "adapter", model, fetcher, arguments, claim)
-    if scheme_of(model.uri) in BUCKETS:  # no hub is told a bucket's credentials
+    if scheme_of(model.uri) in BUCKETS:  # a hub does not get a bucket's credentials
         task = replace(task, token=None, identity=None)
     job = fetch_job(top, task)
     outcome = outcome_in(observed.children, observed.pods, job, MODEL_FETCHED, observed.refusals)
@@ -206,7 +206,8 @@ def _jobs(tasks: Iterable[_Task]) -> Iterator[Manifest]:
 
 
 def _check(tasks: Iterable[_Task], served: Collection[str]) -> Check | None:
-    """`served`: names of which a former version is there."""
+    """Check of adapters that are not downloaded yet. `served`: names with a former version in
+    use."""
     failed = [(task, task.outcome) for task in tasks if isinstance(task.outcome, Failed)]
     for task, outcome in failed:
         before = "; the version before is served" if task.name in served else ""

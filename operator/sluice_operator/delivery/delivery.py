@@ -62,23 +62,23 @@ class Fetcher:
     image: str
     hub: HubAccess
     operator_namespace: str
-    """From where it is asked how far it is."""
+    """Namespace of the operator, which asks fetching pods for their progress."""
     placement: Placement = AS_IT_COMES
-    """Of its Jobs."""
+    """Placement of the fetching Jobs."""
     kept_ports: frozenset[int] = frozenset()
-    """Of hubs and proxies of engines that were made with other settings."""
+    """Egress ports that running engines still need: of hubs and proxies in former settings."""
     kept_certificates: str = ""
-    """That such engines mount, whether the operator still has any or not."""
+    """CA bundle that running engines still mount, even where the operator's settings have none."""
 
 
 @dataclass(frozen=True)
 class DeliveryObserved:
-    """What exists for the delivery of a service's model."""
+    """Observed objects of the delivery of a service's model."""
 
     service: Manifest
     children: tuple[Manifest, ...]
     pods: tuple[Manifest, ...]
-    """Those of its Jobs."""
+    """Pods of the fetching Jobs."""
     progress: FetchProgress | None = None
     """How far the download is, where that is known."""
     refusals: Mapping[str, str] = field(default_factory=dict)
@@ -90,20 +90,20 @@ class Delivery:
     """How far a model is on its way to the engines."""
 
     manifests: tuple[Manifest, ...] = ()
-    """What the delivery needs, to be applied in this order."""
+    """Manifests of the delivery, to be applied in this order."""
     waiting: Check | None = None
     """Set: no engine can be made of the model yet."""
     refusal: Refusal | None = None
     """Set: a person has to act."""
     status: ModelStatus | None = None
-    """What is recorded of the model now; None: unchanged."""
+    """Model to record in the status now; None: unchanged."""
     fetched: tuple[FetchedAdapter, ...] = ()
-    """What is recorded beside it, of its draft model and adapters, while the former is awaited."""
+    """Draft model and adapters to record in the status while engines wait for the draft model."""
     events: tuple[Event, ...] = ()
 
 
 NO_DELIVERY: Final = Delivery()
-"""Of a model that is where engines run, or in a volume."""
+"""Delivery of a model that is on the engines' nodes or in a volume already."""
 
 
 def plan_delivery(
@@ -130,7 +130,7 @@ def plan_delivery(
 
 
 def pod_fetch(service: str, model: ModelSpec, fetcher: Fetcher) -> ModelFetch | None:
-    """What each engine downloads itself of a pinned model: one without a cache."""
+    """Download by each engine itself, of a pinned model without a cache; None of other models."""
     if not is_fetched(model) or model.cache is not None:
         return None
     assert model.revision is not None
@@ -160,7 +160,7 @@ def _replace_claim(observed: DeliveryObserved, pin: ModelStatus, claim: str) -> 
 
 
 def hub_access(top: Owner, model: ModelSpec, fetcher: Fetcher) -> Iterator[Manifest]:
-    """What exists beside Jobs while anything of the service comes from a hub."""
+    """Manifests that stay while anything of the service comes from a hub, in addition to Jobs."""
     yield fetch_account(top)
     ports = fetcher.hub.ports | fetcher.kept_ports
     yield fetch_policy(top, ports, fetcher.operator_namespace, identity_of(model))
@@ -215,7 +215,7 @@ def fetch_task(
     arguments: tuple[str, ...],
     claim: str | None = None,
 ) -> FetchTask:
-    """What one Job of the service does."""
+    """Task of one fetching Job of the service."""
     return FetchTask(
         name=name,
         image=fetcher.image,

@@ -37,7 +37,7 @@ def image_refusal(model: ModelSpec, copier: str) -> Refusal | None:
 
 
 def model_image(model: ModelSpec, copier: str, *, mounted: bool) -> ModelImage | None:
-    """What each engine of the model is given; None of a model that is no image."""
+    """Model image that each engine gets; None of a model that is no image."""
     if not is_image(model):
         return None
     reference = model.uri.partition("://")[2]

@@ -23,15 +23,15 @@ SUSPENDED: Final = "JobSuspended"
 
 @dataclass(frozen=True)
 class Done:
-    """It succeeded."""
+    """A Job that succeeded."""
 
     message: str
-    """What it was to find out."""
+    """Result that the Job was to find out."""
 
 
 @dataclass(frozen=True)
 class Failed:
-    """It will not be tried again."""
+    """A Job that has failed and will not be tried again."""
 
     reason: str
     message: str
@@ -39,17 +39,17 @@ class Failed:
 
 @dataclass(frozen=True)
 class Running:
-    """It is tried, or tried again."""
+    """A Job that is tried, or tried again."""
 
     reason: str = ""
-    """What delays it; empty: nothing known."""
+    """Cause of a delay; empty: nothing known."""
     message: str = ""
     has_pod: bool = True
 
 
 @dataclass(frozen=True)
 class Lost:
-    """It succeeded, but its result is lost."""
+    """A Job that succeeded, but whose result is lost."""
 
 
 Outcome = Done | Failed | Running | Lost

@@ -17,22 +17,22 @@ from sluice_contract.config.sizing import Value
 from sluice_operator.api.status import ModelStatus
 
 BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Of a number, by the names in config.json and in `engine.dtype`."""
+"""Bytes of a number, by the dtype's name in config.json and in `engine.dtype`."""
 FP8_BYTES: Final = 1
-"""Of a number of the KV cache, where `engine.kvCacheDtype` is not `auto`."""
+"""Bytes of a number in the KV cache, where `engine.kvCacheDtype` is not `auto`."""
 UNSAID_DTYPE: Final = "float32"
 MIB: Final = 1 << 20
 
 
 @dataclass(frozen=True)
 class KvCapacity:
-    """Of one engine, over all of its GPUs. What is not known is None."""
+    """KV capacity of one engine, over all of its GPUs. Unknown values are None."""
 
     tokens: int | None = None
     how: Literal["exactly", "about", "at most"] = "about"
     """How `tokens` is meant."""
     token_bytes: int | None = None
-    """Of one token's keys and values."""
+    """Bytes of one token's keys and values, over all layers and GPUs."""
     missing: str | None = None
     """Why `tokens` is not known, for a person."""
 

@@ -29,7 +29,7 @@ def is_fetched(model: ModelSpec) -> bool:
 
 
 def pin_of(service: Manifest, model: ModelSpec) -> ModelStatus | None:
-    """What status says of the model of the spec; None where that was not resolved yet."""
+    """Resolved model in the service's status; None where the spec's model is not resolved yet."""
     shown = (service.get("status") or {}).get("model")
     try:
         pin = ModelStatus.model_validate(shown) if shown else None
@@ -41,7 +41,7 @@ def pin_of(service: Manifest, model: ModelSpec) -> ModelStatus | None:
 
 
 def fetched_adapters(service: Manifest) -> dict[str, FetchedAdapter]:
-    """What status says of adapters of a hub, by name."""
+    """Adapters from a hub that the service's status records, by name."""
     shown = (service.get("status") or {}).get("adapters") or ()
     adapters = []
     for entry in shown:
@@ -60,7 +60,7 @@ def uid_of_claim(children: Iterable[Manifest], claim: str) -> str | None:
 
 
 def requested_version(model: ModelSpec) -> tuple[str, str, str | None]:
-    """Which version of which model a pin is for."""
+    """Model and version that a pin is for: URI, revision and refresh."""
     return model.uri, model.revision or DEFAULT_REVISION, model.refresh
 
 
@@ -85,7 +85,7 @@ def pinned(spec: InferenceServiceSpec, service: Manifest) -> InferenceServiceSpe
 def pinned_at(
     spec: InferenceServiceSpec, service: Manifest, commit: str | None
 ) -> InferenceServiceSpec:
-    """As `pinned`, whatever status says of the model."""
+    """`spec` pinned to `commit`, whatever the status says about its model."""
     model = spec.model
     claim = claim_of(service["metadata"]["name"], model)
     adapters = fetched_adapters(service) if claim else {}

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class Access(NamedTuple):
-    """What the operator needs of a kind; `namespace` None: in all of them."""
+    """A right that the operator needs of a kind; `namespace` None: in all of them."""
 
     verb: Verb
     kind: Kind
@@ -43,7 +43,7 @@ class _Failing:
 
 
 class BlockedKinds:
-    """What has failed for `PATIENCE_SECONDS` without a success in between."""
+    """Kinds that failed for `PATIENCE_SECONDS` without a success in between."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -61,13 +61,13 @@ class BlockedKinds:
         failing.logged = f"no right to {access}" if is_right else f"cannot {access}: {error}"
 
     def succeeded(self, access: Access) -> None:
-        """It works, again or from the start."""
+        """Notes that `access` works, again or from the start."""
         failing = self._failing.pop(access, None)
         if failing is not None and failing.logged:
             logger.info("needed kind followed again", extra=fields(can=access))
 
     def now(self) -> tuple[Access, ...]:
-        """What has failed for so long."""
+        """Accesses that have failed for `PATIENCE_SECONDS`."""
         return tuple(access for access, failing in self._failing.items() if failing.logged)
 
     def reason(self) -> str:

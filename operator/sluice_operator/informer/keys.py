@@ -19,9 +19,9 @@ from sluice_operator.kube.kinds import (
 
 RECONCILED: Final = (INFERENCE_SERVICE, ENGINE_POOL)
 CONDITION: Final = ("type", "status", "reason", "observedGeneration")
-"""What later reconciles read of a condition."""
+"""Fields of a condition that later reconciles read."""
 REVISION: Final = ("name", "config", "current")
-"""What later reconciles read of a revision in the status of a pool."""
+"""Fields of a revision in a pool's status that later reconciles read."""
 
 
 class Key(NamedTuple):
@@ -120,7 +120,8 @@ def _service_of(metadata: Mapping[str, Any]) -> frozenset[Key]:
 
 
 def _by_labels(metadata: Mapping[str, Any]) -> frozenset[Key]:
-    """For pods, which a ReplicaSet owns, and for children that have lost their owner."""
+    """Keys by labels: of pods, which a ReplicaSet owns, and of children that have lost their
+    owner."""
     pod_labels = metadata.get("labels") or {}
     service, role = pod_labels.get(labels.SERVICE), pod_labels.get(labels.ROLE)
     if service is not None and role in set(labels.Role):

@@ -60,7 +60,7 @@ class Nodes:
         return None if self._known is None else tuple(self._known.values())
 
     async def reread(self) -> tuple[tuple[NodeChange, ...], str]:
-        """What has changed since it was last read, and the version to watch from.
+        """Changes of nodes since the last reading, and the version to watch from.
 
         Raises:
             RequestError: they cannot be read; what was read before is kept.
@@ -137,7 +137,7 @@ class NodeWatch:
 
 
 def _relevant(node: Manifest) -> Manifest:
-    """What decides where a pod can run, and what its volumes may be."""
+    """The part of a node that decides where a pod can run, and which volumes it can have."""
     spec, status = node.get("spec") or {}, node.get("status") or {}
     metadata = node["metadata"]
     runtime = (status.get("nodeInfo") or {}).get("containerRuntimeVersion")

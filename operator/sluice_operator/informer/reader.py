@@ -32,7 +32,7 @@ use."""
 
 
 class Reader(Protocol):
-    """What observing needs. All raise `ApiError` or `UnavailableError`."""
+    """Reads for observers. All raise `ApiError` or `UnavailableError`."""
 
     def certain(self) -> Reader:
         """A reader that does not rely on what is remembered of the kinds in `DECISIVE`."""
@@ -64,8 +64,8 @@ class StoreReader:
         return replace(self, always_fetched=frozenset(DECISIVE))
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Manifest | None:
-        """As `ApiClient.get`. Children are watched by a label that may be lost, so one that the
-        store does not have may still be there: these are always asked for."""
+        """Like `ApiClient.get`. Children are watched by a label that may be lost, so one that the
+        store lacks may still exist: it is always asked for."""
         if kind in RECONCILED and self._is_in_memory(kind, namespace):
             return self.objects[kind].get(namespace, name)
         item = await self.client.get(kind, namespace, name)
@@ -76,7 +76,8 @@ class StoreReader:
     async def list_objects(
         self, kind: Kind, namespace: str, label_selector: str
     ) -> tuple[Manifest, ...]:
-        """As `ApiClient.list_objects`, for a selector of a service's label and, maybe, a role's."""
+        """Like `ApiClient.list_objects`, for a selector of a service's label and, maybe, a
+        role's."""
         if not self._is_in_memory(kind, namespace):
             items = await self.client.list_objects(kind, namespace, label_selector)
             for item in items:
@@ -90,7 +91,7 @@ class StoreReader:
     async def list_kinds(
         self, kinds: Iterable[Kind], namespace: str, label_selector: str
     ) -> tuple[Manifest, ...]:
-        """As `ApiClient.list_kinds`."""
+        """Like `ApiClient.list_kinds`."""
         listings = [self.list_objects(kind, namespace, label_selector) for kind in kinds]
         return tuple(item for items in await asyncio.gather(*listings) for item in items)
 

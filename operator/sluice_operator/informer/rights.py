@@ -28,7 +28,7 @@ WATCH_SECONDS: Final = 1
 
 
 class Rights:
-    """What may be followed. `namespaces`: those that are served; none means all together."""
+    """Kinds that may be followed. `namespaces`: those that are served; none means all together."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Rights:
                 self._blocked.succeeded(Access(verb, kind, namespace))
             else:
                 self._blocked.failed(Access(verb, kind, namespace), error)
-        # An outage is no missing right: who follows already goes on.
+        # An outage is no missing right: kinds that are followed already stay followed.
         return not any(isinstance(error, ApiError) for error in errors)
 
     async def _error(self, verb: Verb, kind: Kind, namespace: str | None) -> OperatorError | None:

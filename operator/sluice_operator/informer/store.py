@@ -36,17 +36,17 @@ Place = tuple[str, str]
 
 
 class Version(NamedTuple):
-    """Which object, and which state of it."""
+    """Identity and version of an object."""
 
     uid: str
     number: int
-    """Its resourceVersion, which grows with every write to the cluster's store."""
+    """resourceVersion of the object, which grows with every write to the cluster's store."""
 
 
 class _Entry(NamedTuple):
     version: Version
     order: int
-    """When it was put here, beside others of this kind."""
+    """Order number of the entry's arrival among all of this kind."""
     service: str | None
     role: str | None
     packed: bytes
@@ -73,7 +73,7 @@ class Objects:
         return len(self._entries)
 
     def mark(self) -> int:
-        """To be taken before a listing is asked for: see `put` and `retain`."""
+        """Mark to take before a listing is requested; see `put` and `retain`."""
         return self._order
 
     def was_listed(self, namespace: str) -> bool:
@@ -142,7 +142,7 @@ class Objects:
         )
 
     def versions(self, namespace: str | None) -> Iterator[tuple[Place, Version]]:
-        """What is known of one namespace, or of all."""
+        """Known objects of one namespace, or of all: their places and versions."""
         for place, entry in self._entries.items():
             if namespace in (None, place[0]):
                 yield place, entry.version
@@ -201,7 +201,7 @@ def place_of(item: Mapping[str, Any]) -> Place:
 
 
 def version_of(item: Mapping[str, Any]) -> Version:
-    """Which object it is, and in which state.
+    """Identity and version of `item`.
 
     Raises:
         OperatorError: as `number_of`; it names the object.
@@ -215,7 +215,7 @@ def version_of(item: Mapping[str, Any]) -> Version:
 
 
 def number_of(resource_version: str) -> int:
-    """What versions are compared by.
+    """Number by which versions of an object are compared.
 
     Raises:
         OperatorError: it is no number, so nothing can be said of its age.

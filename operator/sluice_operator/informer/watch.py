@@ -30,7 +30,7 @@ from sluice_operator.log import fields
 
 CHILDREN: Final = tuple(kind for kind in (*SERVICE_CHILDREN, POD) if kind not in RECONCILED)
 NEEDED: Final = (*RECONCILED, *CHILDREN)
-"""Without one of these, nothing is reconciled."""
+"""Kinds without which nothing is reconciled."""
 LISTINGS_AT_ONCE: Final = 2
 """A page takes much more memory than what is kept of it."""
 LAG_SECONDS: Final = 5.0
@@ -253,7 +253,7 @@ class Informer:
         return bool(late)
 
     async def _differences(self, scope: Scope) -> dict[Place, _Discrepancy]:
-        """Objects of which the API server has another version, or none."""
+        """Objects that the API server has in another version, or not at all."""
         stored, listed = self._stored_versions(scope), dict[Place, int]()
         async for items, _ in self._pages(scope, metadata_only=True):
             listed |= {place_of(item): version_of(item).number for item in items}
@@ -305,7 +305,8 @@ class Informer:
 
 
 def selector_of(kind: Kind) -> str:
-    """Which objects of a kind concern a reconcile: of children, those with a service's label."""
+    """Label selector of a kind's objects that concern a reconcile: children have a service's
+    label."""
     return "" if kind in RECONCILED else labels.SERVICE
 
 

@@ -187,7 +187,7 @@ class Connection:
             return Response(answer.status, _body(answer, text), _retry_after(answer.headers))
 
     async def lines(self, request: Request) -> AsyncGenerator[bytes, None]:
-        """A watch: the lines of an answer that goes on until either side ends it.
+        """A watch: the lines of a response that continues until either side ends it.
 
         Raises:
             UnavailableError: it was broken off, brought nothing for too long, or is to be asked

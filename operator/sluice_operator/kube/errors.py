@@ -1,4 +1,4 @@
-"""What can go wrong between the operator and the API server, as one tree of exceptions."""
+"""Failures between the operator and the API server, as one tree of exceptions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ApiError(RequestError, RefusedError):
         self.message = message
         self.causes = causes
         self.summary = f"{request}: {status} {reason}"
-        """What was refused, without the server's message."""
+        """The refused request, status and reason, without the server's message."""
         RefusedError.__init__(self, status, f"{self.summary}: {message}")
 
 
@@ -59,7 +59,7 @@ class UnavailableError(RequestError):
 
     def __init__(self, request: str, cause: str, retry_after_seconds: float | None = None) -> None:
         self.retry_after_seconds = retry_after_seconds
-        """From the response's Retry-After header, if it had one."""
+        """Seconds in the response's Retry-After header; None without one."""
         super().__init__(f"{request}: {cause}")
 
 
@@ -68,7 +68,7 @@ class FailedApplyError(UnavailableError):
 
     def __init__(self, refusal: ApiError, retry_after_seconds: float | None = None) -> None:
         self.refusal = refusal
-        """The same answer, as a refusal."""
+        """The 5xx answer as a refusal, with the server's reason and message."""
         super().__init__(refusal.summary, refusal.message, retry_after_seconds)
 
 

@@ -27,7 +27,7 @@ class Kind:
 
     @property
     def version(self) -> str:
-        """Of the group."""
+        """API version within the group, `v1` for example."""
         return self.api_version.rpartition("/")[2]
 
 

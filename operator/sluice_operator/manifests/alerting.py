@@ -37,7 +37,7 @@ class Alert:
     labels: Manifest = field(default_factory=dict)
     """Further ones."""
     chosen: str = "var-namespace={{ $labels.namespace }}"
-    """What the dashboard is asked to show, as its address writes it."""
+    """Selection that the dashboard is opened with, as part of its address."""
 
     @property
     def expr(self) -> str:

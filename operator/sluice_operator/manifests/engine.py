@@ -57,16 +57,17 @@ STARTUP_PERIOD_SECONDS: Final = 2
 MIN_READY_SECONDS: Final = 10
 """How long an engine has to be ready before a roll-out counts on it."""
 PROGRESS_SLACK_SECONDS: Final = 120
-"""For scheduling and pulling the image, beyond the time the engine may take to start."""
+"""Seconds for scheduling and pulling the image, beyond the time the engine may take to start."""
 CLAIM: Final = "accelerator"
-"""Name, within a pod, of the claim that its devices are of."""
+"""Name within a pod of the ResourceClaim that has its devices."""
 FETCH_SECONDS: Final = 6 * 3600
-"""For bringing the model, where each pod does."""
+"""Seconds to bring the model, where each pod does."""
 
 OWN_DISK: Final = "128Mi"
-"""The container's logs, of which a kubelet keeps 50 MiB unless it is told otherwise, sockets, and
-what libraries for GPUs keep in /tmp. Not a model that each pod downloads or copies: its size is not
-known here. No limit: nothing bounds these, and a pod above a limit is evicted."""
+"""Disk for the container's logs, of which a kubelet keeps 50 MiB by default, for sockets, and for
+what libraries for GPUs keep in /tmp. It does not cover a model that each pod downloads or copies,
+whose size is not known here. There is no limit: nothing bounds these, and a pod above a limit is
+evicted."""
 
 PROCESS_FIELDS: Final = (
     "image", "configRef", "modelClaim", "fetch", "modelImage", "handoverSecret", "bootstrapPort",
@@ -141,7 +142,8 @@ def _inputs(spec: EnginePoolSpec) -> str:
 
 
 def _decided_by_user(spec: EnginePoolSpec) -> Manifest:
-    """Without numbers, and how pods replace each other: these change no pod."""
+    """Fields of `spec` that the user decides and that change pods. Numbers, and how pods replace
+    each other, change none."""
     numbers = ("replicas", "revisions", "podSurge", "inPlace", "restartedAt", "adaptersDigest")
     return {key: value for key, value in spec.to_json_dict().items() if key not in numbers}
 
@@ -166,7 +168,7 @@ def _pod(spec: EnginePoolSpec, template: PodTemplate, selector: dict[str, str]) 
 
 
 def _bringing(spec: EnginePoolSpec) -> list[Manifest]:
-    """What brings the model into the pod."""
+    """Init containers that bring the model into the pod."""
     if spec.fetch is not None:
         return [init_container(spec.fetch)]
     return image_init_containers(spec.model_image) if spec.model_image else []
@@ -249,7 +251,8 @@ def _claim_template(spec: EnginePoolSpec) -> str | None:
 
 
 def _with_more(resources: Manifest, name: str, added_bytes: int) -> Manifest:
-    """Beside what the user has given the rest of the container; at least, as a request."""
+    """Adds `added_bytes` of `name` to what the user has given the container; without a limit, only
+    to the request."""
     requests, limits = resources.get("requests", {}), resources.get("limits", {})
     if name in limits:
         limits = limits | {name: bytes_of(limits[name]) + added_bytes}

@@ -35,7 +35,7 @@ def pool_spec(
     image: str,
     config_map: str,
 ) -> EnginePoolSpec:
-    """What the pool of `role` should be by this release's defaults."""
+    """Spec of the pool of `role` by this release's defaults."""
     engine, pool, handover = spec.engine_of(role), spec.pool(role), spec.kv_transfer(role)
     return EnginePoolSpec(
         service_name=service,

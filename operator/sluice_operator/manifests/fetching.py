@@ -1,4 +1,5 @@
-"""What downloads a model: the container that does, its Job, volume, account and NetworkPolicy."""
+"""Manifests that download a model: the container that does, its Job, volume, account and
+NetworkPolicy."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ FETCH: Final = FETCH_ROLE
 """Component of all that is made here."""
 MODEL_VOLUME: Final = "model"
 GROUP_ID: Final = 65532
-"""Of the image's user: a claim's files belong to it."""
+"""Group of the fetcher image's user; a claim's files belong to it."""
 RETRIES: Final = 30
 """Retries of a Job whose pods fail for transient reasons: about two and a half hours."""
 TOKEN_VOLUME: Final = "hub-token"  # noqa: S105
@@ -50,12 +51,12 @@ IDENTITY: Final = {
 """Addresses and ports of agents on a node, EKS's and GKE's, that give a pod its ServiceAccount's
 identity."""
 AZURE_IDENTITY: Final = {"azure.workload.identity/use": "true"}
-"""Label of pods that Azure gives theirs."""
+"""Label of pods that Azure gives the identity of their ServiceAccount."""
 
 
 @dataclass(frozen=True)
 class FetchTask:
-    """What one Job does."""
+    """Inputs of one fetching Job."""
 
     name: str
     """`resolve`, `fetch` or `adapter`."""
@@ -63,7 +64,7 @@ class FetchTask:
     arguments: tuple[str, ...]
     token: SecretKeyRef | None
     refresh: str | None
-    """Another value is another Job."""
+    """Value of `spec.model.refresh`; another value makes another Job."""
     claim: str | None = None
     """Volume that is written to."""
     network: HubNetwork | None = None
@@ -96,7 +97,7 @@ def adapter_arguments(endpoint: str, repository: str, revision: str) -> tuple[st
 
 
 def model_arguments(endpoint: str, repository: str, revision: str) -> tuple[str, ...]:
-    """Likewise of a model."""
+    """Arguments of a container that downloads a model of a hub at `revision` to `CLAIM_MOUNT`."""
     return fetch_arguments(endpoint, f"hf://{repository}", revision)
 
 
@@ -222,7 +223,7 @@ def _address() -> Manifest:
 
 
 def init_container(fetch: ModelFetch) -> Manifest:
-    """What downloads the model into an engine's own volume before it starts."""
+    """Init container that downloads the model into an engine's own volume."""
     arguments = fetch_arguments(fetch.endpoint, fetch.uri, fetch.commit)
     container = fetch_container(
         fetch.image, arguments, fetch.token_secret_ref, fetch.network, fetch.resources

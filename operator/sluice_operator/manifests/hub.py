@@ -29,11 +29,12 @@ class HubAccess:
     """The hub, or a mirror of it."""
     http_proxy: str = ""
     https_proxy: str = ""
-    """As URLs, of requests to http and to https addresses."""
+    """URL of the proxy for requests to https addresses; `http_proxy` is the one for http
+    addresses."""
     no_proxy: str = ""
     """Hosts that are asked directly, separated by commas."""
     certificates: str = ""
-    """PEM, of authorities that are trusted beside the public ones."""
+    """PEM of authorities that are trusted in addition to the public ones."""
     bucket_endpoint: str = ""
     """A store that speaks S3, in place of Amazon's; a Secret may name another."""
 
@@ -87,7 +88,7 @@ def network_arguments(network: HubNetwork | None) -> list[str]:
 
 
 def network_variables(network: HubNetwork | None) -> list[Manifest]:
-    """Its environment."""
+    """Environment variables of a fetching container: its proxies."""
     if network is None:
         return []
     values = {

@@ -1,4 +1,4 @@
-"""What brings the model of an image into an engine's pod.
+"""Containers that bring the model of an image into an engine's pod.
 
 If the node can mount images, an init container links the files that an engine reads. Otherwise the
 image itself runs once and copies them; it may have no shell, so the command is a static busybox. In
@@ -24,7 +24,7 @@ COPIER_MOUNT: Final = "/sluice-copier"
 
 
 def image_init_containers(model: ModelImage) -> list[Manifest]:
-    """In the order in which they run."""
+    """Init containers that bring the model, in the order in which they run."""
     if model.mounted:
         command = (BUSYBOX_IN_IMAGE, "sh", SCRIPT_IN_IMAGE, BUSYBOX_IN_IMAGE, "link", IMAGE_MOUNT)
         mounts = [_mount(MODEL_VOLUME, CLAIM_MOUNT), image_mount()]

@@ -23,7 +23,7 @@ NAMESPACE_LABEL: Final = "kubernetes.io/metadata.name"
 OPERATOR_NAMESPACE: Final = "sluice-system"
 """Where the operator runs, as far as nothing else is known."""
 OPERATOR_LABELS: Final = {labels.NAME: "sluice-operator", labels.COMPONENT: "operator"}
-"""Of the operator's own pods, see manifests/operator."""
+"""Labels of the operator's own pods, see manifests/operator."""
 
 
 def front_service(owner: Owner) -> Manifest:

@@ -65,8 +65,8 @@ def owned_by(manifest: Manifest, owner: Owner) -> Manifest:
 
 
 def restored(live: Manifest) -> Manifest:
-    """What to apply of a live object of which no record says what was applied: all of it, but for
-    annotations of others."""
+    """The whole live object but for annotations of others, to apply where no record says what was
+    applied."""
     metadata = {key: live["metadata"][key] for key in ("name", "namespace", "labels")}
     notes = live["metadata"].get("annotations") or {}
     ours = {key: value for key, value in notes.items() if key.startswith(_OUR_ANNOTATIONS)}

@@ -1,6 +1,6 @@
-"""What pods of Jobs and of routers copy from the templates of a service's pools: pull secrets and
-tolerations; Jobs also annotations and the node selector, routers the priority. So a cluster's
-requirements are stated once."""
+"""Placement that pods of Jobs and of routers copy from the templates of a service's pools: pull
+secrets and tolerations; Jobs also annotations and the node selector, routers the priority. So a
+cluster's requirements are stated once."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ CONTAINER_SECURITY: Final[Manifest] = {
 }
 CONFIG_VOLUME: Final = "config"
 KILL_SLACK_SECONDS: Final = 10
-"""Between the end of draining and SIGKILL."""
+"""Seconds between the end of draining and SIGKILL."""
 DISK: Final = "ephemeral-storage"
 _BRINGING: Final[Manifest] = {
     "requests": {"cpu": "100m", "memory": "128Mi"},
@@ -61,8 +61,8 @@ def http_probe(
 
 
 def add_disk_request(resources: Manifest, size: str) -> Manifest:
-    """With a request of the disk for logs and /tmp, unless the user has given a request or a limit
-    of it."""
+    """Adds a request of disk for logs and /tmp, unless the user has given a request or a limit of
+    disk."""
     requests = resources.get("requests", {})
     if DISK in requests or DISK in resources.get("limits", {}):
         return resources

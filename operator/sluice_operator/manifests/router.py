@@ -36,18 +36,18 @@ KEYS_FOLDER: Final = f"{CONFIG_FOLDER}/api-keys"
 """Where the routers find the API keys: a file for each tenant, which changes with the Secret."""
 PROGRESS_SECONDS: Final = 120
 OWN_DISK: Final = "64Mi"
-"""The container's logs, of which a kubelet keeps 50 MiB unless it is told otherwise. That, and so
-no limit, is the node's decision: a pod above a limit is evicted."""
+"""Disk for the container's logs, of which a kubelet keeps 50 MiB by default. The node decides that,
+so there is no limit: a pod above a limit is evicted."""
 ROUTER_RESOURCES: Final[Manifest] = {
     "requests": {"cpu": "50m", "memory": "128Mi", DISK: OWN_DISK},
     "limits": {"memory": "512Mi"},
 }
-"""Without `router.resources`."""
+"""Resources of a router where `router.resources` is left out."""
 
 
 @dataclass(frozen=True)
 class RouterDeployment:
-    """What the routers should be."""
+    """Inputs of the routers' Deployment."""
 
     replicas: int
     image: str
@@ -56,9 +56,9 @@ class RouterDeployment:
     template: RouterTemplate
     """Additions to their pods, with what is inherited."""
     shutdown_seconds: int
-    """From SIGTERM to the end of the last stream, at most."""
+    """Most seconds from SIGTERM to the end of the last stream."""
     inputs: str
-    """Hash of all that the InferenceService says of the routers."""
+    """Hash of everything in the InferenceService that concerns the routers."""
     handover_secret: str
     """Secret with the key that signs messages to the service's own engines."""
     keys_secret: str | None = None

@@ -24,7 +24,7 @@ from sluice_operator.manifests.alerting import Alert, Severity
 from sluice_operator.manifests.metadata import ROUTER, Owner
 
 SERVICE: Final = re.sub(r"[^a-zA-Z0-9_]", "_", labels.SERVICE)
-"""As Prometheus writes the label of a target."""
+"""Prometheus' spelling of the target label that names the service."""
 MISSED: Final = "sluice:slo_missed:ratio_rate"
 """Recorded series, with the window behind it: share of what missed the promise `slo`."""
 MAX_FAILED: Final = 0.001
@@ -38,14 +38,15 @@ class Pace:
 
     factor: float
     long: str
-    """Over which time, as Prometheus writes it."""
+    """Long window of the alert, as Prometheus writes it."""
     short: str
-    """Over which time too, so that the alert ends soon after its cause."""
+    """Short window, which must exceed the threshold too, so that the alert ends soon after its
+    cause."""
     lasting: str
     severity: Severity
     most: float
-    """Of all that could miss the promise beyond the budget: a pace that cannot be reached, since
-    the budget is large, is replaced by this share."""
+    """Maximum threshold, as a share of the answers beyond the budget that could miss the promise.
+    It replaces a pace that a large budget makes impossible."""
 
     def threshold(self, budget: float) -> float:
         """The share that misses the promise at this pace."""
@@ -66,7 +67,7 @@ class Timed:
     selector: str = ""
 
     def rate(self, suffix: str, where: str, window: str, le: float | None = None) -> str:
-        """Of one of its series, added up over the pods."""
+        """Rate of one of the histogram's series, added up over the pods."""
         bound = "" if le is None else f'le="{float(le)}"'
         chosen = ", ".join(filter(None, (bound, self.selector, where)))
         return _sum(f"rate({self.name}{suffix}{{{chosen}}}[{window}])")
@@ -104,7 +105,7 @@ def slo_groups(
 
 
 def prometheus_rule(owner: Owner, slo: Slo, runbook_url_base: str) -> Manifest:
-    """The same as a child of the service."""
+    """PrometheusRule with `slo_groups`, as a child of the service."""
     groups = slo_groups(owner.namespace, owner.service, slo, runbook_url_base)
     rule = owner.child(PROMETHEUS_RULE, rule_name(owner.service), ROUTER)
     return rule | {"spec": {"groups": groups}}

@@ -45,14 +45,14 @@ class PoolObserved:
     pods: tuple[Manifest, ...] = ()
     """Engine pods with the pool's service and role labels, of every revision."""
     accelerators: Mapping[str, Accelerator] = field(default_factory=dict)
-    """What ready engines compute on, by pod; of a pool without an accelerator nothing."""
+    """Accelerators that ready engines report, by pod; empty for a pool without an accelerator."""
     adapters: Mapping[str, EngineAdapters] = field(default_factory=dict)
-    """What ready engines say of their adapters, by pod; of a pool without adapters nothing."""
+    """Adapters that ready engines report, by pod; empty for a pool without adapters."""
     wires: Mapping[str, HandoverWire] = field(default_factory=dict)
-    """What carries KV pages to ready engines, by pod; of a pool that is not decode nothing."""
+    """Transport of KV pages to ready engines, by pod; empty for a pool that is not decode."""
     ask_again_seconds: float | None = None
-    """When to ask ready engines again that have not answered, have not all adapters, or have not
-    read enough; None: there are none."""
+    """Seconds until ready engines are asked again that have not answered, lack adapters, or have
+    not read enough pages; None: there are none."""
     foreign: tuple[Manifest, ...] = ()
     """Objects of these kinds and labels that another living controller has."""
 
@@ -117,7 +117,7 @@ class PoolObserver:
     async def _adapters(
         self, pool: Manifest, pods: tuple[Manifest, ...]
     ) -> tuple[dict[str, EngineAdapters], float | None]:
-        """What ready engines say, and when to ask again."""
+        """Adapters that ready engines report, and when to ask again."""
         digest = pool["spec"].get("adaptersDigest")
         if self.adapter_reports is None or digest is None:
             return {}, None
@@ -130,7 +130,7 @@ class PoolObserver:
     async def _wires(
         self, pool: Manifest, pods: tuple[Manifest, ...]
     ) -> tuple[dict[str, HandoverWire], float | None]:
-        """What ready decode engines say, and when to ask again."""
+        """Transports that ready decode engines report, and when to ask again."""
         if self.handover_reports is None or pool["spec"]["role"] != labels.Role.DECODE:
             return {}, None
         engines = [pod for pod in pods if is_ready(pod)]

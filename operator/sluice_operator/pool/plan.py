@@ -53,7 +53,7 @@ class PoolPlan(Plan):
     revision: str = ""
     """The revision that the spec asks for."""
     deployment: Manifest | None = None
-    """Its Deployment."""
+    """Deployment of the desired revision."""
     progress: Progress | None = None
     """How far that Deployment has come."""
     replicas_place: str = ""
@@ -64,7 +64,7 @@ class PoolPlan(Plan):
 
 
 def plan_pool(observed: PoolObserved) -> PoolPlan:
-    """What the children of an EnginePool should be."""
+    """Plan of an EnginePool's children."""
     if is_leaving(observed):
         return PoolPlan()
     try:
@@ -145,9 +145,9 @@ def live_deployment(observed: PoolObserved, desired: Manifest) -> Manifest | Non
 
 
 def _former(observed: PoolObserved, spec: EnginePoolSpec, parent: Owner) -> Iterator[Manifest]:
-    """The Deployments of other revisions that the service plans to keep, as they were applied, with
-    their numbers of engines. One of which no record says what was applied, as after a restore, is
-    applied as it is."""
+    """Deployments of other revisions that the service plans to keep, as they were applied, with
+    their numbers of engines. A Deployment without a record of what was applied, as after a restore,
+    is applied as it is."""
     shares = {share.name: share.replicas for share in spec.revisions or ()}
     for live in of_kind(observed.children, DEPLOYMENT):
         name = revision_of(live)

@@ -22,7 +22,7 @@ from sluice_operator.pool.observe import PoolObserved
 from sluice_operator.scaled import DELETION_COST, MOVED, VICTIM, PoolPods
 
 LONGEST_SECONDS: Final = 1800.0
-"""Of a start, model download included."""
+"""Longest plausible start of an engine in seconds, model download included."""
 
 
 def pool_pods(observed: PoolObserved) -> PoolPods:
@@ -59,8 +59,8 @@ def pool_pods(observed: PoolObserved) -> PoolPods:
 
 
 def _start_seconds(pods: Iterable[Manifest]) -> float | None:
-    """From its place to ready, the median. Not of a pod that has been ready before, as far as its
-    restarts or a time that no start takes tell."""
+    """Median seconds of an engine's start, from scheduled to ready. A pod that was ready before
+    does not count, as far as restarts or an implausibly long time tell."""
     starts = []
     for pod in filter(is_ready, pods):
         status = pod["status"]

@@ -1,4 +1,4 @@
-"""What an EnginePool reports: its engines by revision, and why they are not all ready.
+"""Status of an EnginePool: its engines by revision, and why they are not all ready.
 
 Pure; `now` is only used for transitions.
 """
@@ -182,7 +182,7 @@ def _updated(plan: PoolPlan, current: list[Manifest], pods: list[Manifest], now:
 
 
 def _rest(plan: PoolPlan, desired: int, ready: int) -> str:
-    """What engines of the desired revision do that are not ready, or not for long enough."""
+    """State of engines of the desired revision that are not ready, or not for long enough."""
     assert plan.deployment is not None
     asked = min(desired, plan.deployment["spec"]["replicas"])
     if ready >= desired:

@@ -1,2 +1,1 @@
-"""What no watch reports and has to be asked: engines, downloads, and which kinds the cluster
-has."""
+"""Probes of what no watch reports: engines, downloads, and which kinds the cluster has."""

@@ -28,10 +28,10 @@ Fetch = Callable[[str], Awaitable[bytes]]
 TIMEOUT_SECONDS: Final = 2.0
 MAX_BODY_BYTES: Final = 1 << 20
 MAX_KEPT: Final = 50_000
-"""Answers kept, of so many containers at most; the oldest go first."""
+"""Most containers whose answers are kept; the oldest are dropped first."""
 ASKED_AT_ONCE: Final = 32
 SILENCE: Final = Backoff(first_seconds=5.0, cap_seconds=300.0)
-"""Between two requests to an engine that does not answer."""
+"""Delay between two requests to an engine that does not answer."""
 
 T = TypeVar("T")
 
@@ -88,7 +88,7 @@ class AcceleratorReports:
 
 
 async def load_report(fetch: Fetch, engine: Manifest) -> LoadReport:
-    """What the engine in a pod answers.
+    """Load report of the engine in a pod.
 
     Raises:
         OSError: nothing.

@@ -32,14 +32,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class EngineAdapters:
-    """What one engine says."""
+    """Adapters that one engine reports."""
 
     digest: str | None = None
-    """Of the file that it has carried out, as far as it could; None: it has not answered."""
+    """Digest of the adapters' file that the engine has carried out as far as it could; None: it has
+    not answered."""
     loaded: frozenset[str] = frozenset()
-    """Names."""
+    """Names of loaded adapters."""
     failed: dict[str, str] = field(default_factory=dict)
-    """By name, why."""
+    """Errors by the name of the failed adapter."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class _Answer:
 
 
 class AdapterReports:
-    """By container. Several reconciles may ask at once."""
+    """Adapter reports by container. Several reconciles may ask at once."""
 
     def __init__(self, fetch: Fetch, clock: Clock) -> None:
         self._fetch = fetch
@@ -60,11 +61,11 @@ class AdapterReports:
         self._answers: dict[str, _Answer] = {}
 
     async def fetch(self, engines: Iterable[Manifest], digest: str) -> tuple[EngineAdapters, ...]:
-        """Of each pod; `digest`: of the file that they should carry out."""
+        """Adapters that each engine reports; `digest`: of the file that they should carry out."""
         return tuple(await asyncio.gather(*(self._fetch_one(engine, digest) for engine in engines)))
 
     def again_seconds(self, engines: Iterable[Manifest], digest: str) -> float | None:
-        """When to ask again; None where each of the engines has all adapters."""
+        """Seconds until the engines are asked again; None where each has all adapters."""
         answers = [self._answers.get(container_of(engine)) for engine in engines]
         times = [
             answer.ask_at for answer in answers if answer and not _is_done(answer.adapters, digest)

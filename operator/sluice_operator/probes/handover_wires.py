@@ -1,4 +1,4 @@
-"""What carries KV pages to decode engines and how fast, asked until each has measured it.
+"""Transport of KV pages to decode engines and its speed, asked until each has measured it.
 
 What an engine has measured first holds as long as its container runs: a status does not follow the
 traffic.
@@ -22,7 +22,7 @@ from sluice_operator.log import fields
 from sluice_operator.probes.accelerators import ASKED_AT_ONCE, Fetch, container_of, load_report
 
 UNMEASURED: Final = Backoff(first_seconds=15.0, cap_seconds=300.0)
-"""Between two requests to an engine that has not read enough, or does not answer."""
+"""Delay between two requests to an engine that has not read enough, or does not answer."""
 MAX_KEPT: Final = 50_000
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class _Answer:
 
 
 class HandoverReports:
-    """By container. Several reconciles may ask at once."""
+    """Reported transports by container. Several reconciles may ask at once."""
 
     def __init__(self, fetch: Fetch, clock: Clock) -> None:
         self._fetch = fetch
@@ -49,7 +49,8 @@ class HandoverReports:
         self._answers: dict[str, _Answer] = {}
 
     async def fetch(self, engines: Iterable[Manifest]) -> tuple[HandoverWire | None, ...]:
-        """Of each pod; None: no answer yet, or a release that does not report it."""
+        """Transport that each engine reports; None: no answer yet, or a release that does not
+        report it."""
         return tuple(await asyncio.gather(*(self._fetch_one(engine) for engine in engines)))
 
     def again_seconds(self, engines: Iterable[Manifest]) -> float | None:

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class ImageVolumes:
-    """What the API server says, asked in `namespace`."""
+    """Whether the API server accepts image volumes, asked in `namespace`."""
 
     def __init__(self, client: ApiClient, clock: Clock, namespace: str) -> None:
         self._client = client

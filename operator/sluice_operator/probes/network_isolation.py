@@ -24,7 +24,7 @@ from sluice_operator.kube.kinds import Manifest
 Connect = Callable[[str, int], Awaitable[None]]
 """Connects to an address and port, and closes; raises OSError where that is not accepted."""
 TIMEOUT_SECONDS: Final = 1.0
-"""Of one connection; an engine is asked for two."""
+"""Seconds for one connection; a probe of an engine makes two."""
 EVERY_SECONDS: Final = 600.0
 ANSWER_SECONDS: Final = 3.0
 """When to look for the answer of an engine that is being asked."""

@@ -36,7 +36,8 @@ class OptionalKinds:
         self._verdicts: dict[Kind, str] = {}
 
     async def served(self) -> tuple[Kind, ...]:
-        """Those of `OPTIONAL_CHILDREN` that there are; the former answer when asking fails."""
+        """Kinds of `OPTIONAL_CHILDREN` that the cluster has; the former answer when asking
+        fails."""
         async with self._lock:
             now = self._clock.monotonic()
             if self._asked_at is None or now - self._asked_at >= REFRESH_SECONDS:

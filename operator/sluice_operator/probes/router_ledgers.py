@@ -1,4 +1,4 @@
-"""What became of a service's requests, as its routers count it, each asked every few minutes.
+"""Ledger of a service's requests, as its routers count them, each asked every few minutes.
 
 Between two answers the last one holds: a status does not follow the traffic. A router that does not
 answer keeps what it said last; one that is gone counts no more.
@@ -30,7 +30,7 @@ class _Answer:
 
 
 class RouterLedgers:
-    """By container. Several reconciles may ask at once."""
+    """Ledgers by container. Several reconciles may ask at once."""
 
     def __init__(self, fetch: Fetch, clock: Clock) -> None:
         self._fetch = fetch

@@ -68,9 +68,9 @@ class Images:
     engine: str
     router: str
     gpu_engine: str = ""
-    """Of pools that ask for NVIDIA's GPUs; "" where none is configured."""
+    """Engine image of pools that ask for NVIDIA's GPUs; "" where none is configured."""
     fetch: str = ""
-    """Brings models into the cluster; "" where none is configured."""
+    """Image of the fetcher, which brings models into the cluster; "" where none is configured."""
 
     def engine_of(self, accelerator: AcceleratorSpec | None) -> str:
         """The engine image of a pool; "" where there is none for its accelerator."""
@@ -84,13 +84,13 @@ class Installation:
     """The operator's settings about the cluster and about itself."""
 
     api_server_ports: tuple[int, ...] = API_SERVER_PORTS
-    """Where routers may reach the API server."""
+    """Ports at which routers may reach the API server."""
     operator_namespace: str = OPERATOR_NAMESPACE
-    """From where the operator may read the routers' load."""
+    """Namespace of the operator, from which it may read the routers' load."""
     runbook_url_base: str = ""
-    """Where alerts lead."""
+    """Base URL of the runbooks that alerts link to."""
     hub: HubAccess = PUBLIC_HUB
-    """Where models of `hf://` are downloaded from, and how."""
+    """Hub from which `hf://` models are downloaded, and how it is reached."""
 
 
 @dataclass(frozen=True)
@@ -122,18 +122,19 @@ class ServiceObserved:
     """Objects that have the name of a child and that this service does not control. The plan then
     refuses the spec, instead of taking them over."""
     optional_kinds: tuple[Kind, ...] = ()
-    """Those of `OPTIONAL_CHILDREN` that the cluster has."""
+    """Kinds of `OPTIONAL_CHILDREN` that the cluster has."""
     installation: Installation = Installation()
     accepts_image_volumes: bool = False
     """Whether pods may mount images; only asked for a service whose model is one."""
     isolation: Check | None = None
     """Whether NetworkPolicies are enforced; None: not tested."""
     ledger: Ledger | None = None
-    """What became of the service's requests; None: not known."""
+    """Ledger of the service's requests; None: not known."""
     foreign: tuple[Manifest, ...] = ()
     """Objects with the service's label that another living controller has: no children."""
     look_again_seconds: float | None = None
-    """When to observe again what no event tells; None: not by itself."""
+    """Seconds until the service is observed again although no event tells; None: events are
+    enough."""
 
 
 @dataclass(frozen=True)
@@ -236,7 +237,8 @@ class ServiceObserver:
         return sooner(isolation, ledgers, refused)
 
     async def _isolation(self, key: Key, children: Children, selector: str) -> Check | None:
-        """Of engines of every role; their pods are only read when one is to be asked."""
+        """Check of isolation for engines of every role; their pods are only read when one is to be
+        asked."""
         if self.isolation is None:
             return None
         engines: tuple[Manifest, ...] = ()

@@ -78,8 +78,8 @@ class ServicePlan(Plan):
     """The plan of an InferenceService."""
 
     spec: InferenceServiceSpec | None = None
-    """What is planned: the spec that was carried out last while the present one is refused, or its
-    model awaited. None when nothing is."""
+    """Planned spec: the one that was carried out last, while the present one is refused or its
+    model is awaited. None where nothing is planned."""
     delivery: Delivery = NO_DELIVERY
     """How far the model of the present spec is on its way."""
     adapters: AdapterDelivery = NO_ADAPTERS
@@ -90,11 +90,12 @@ class ServicePlan(Plan):
     rollout: Rollout | None = None
     """The roll-out of all pools; None when nothing is planned."""
     former: Former = NO_FORMER
-    """What of another mode stays for now."""
+    """Children of another mode that stay for now."""
     former_gpus: int = 0
     """GPUs of the budget that engines of another mode hold, also once their pools have gone."""
     upgrade: tuple[str, ...] = ()
-    """What this release of the operator would change, and leaves until it is taken."""
+    """Changes that this release of the operator would make, but leaves until the user takes
+    them."""
 
     @property
     def is_accepted(self) -> bool:
@@ -103,7 +104,7 @@ class ServicePlan(Plan):
 
 
 def plan_service(observed: ServiceObserved) -> ServicePlan:
-    """What the children of an InferenceService should be."""
+    """Plan of an InferenceService's children."""
     service = observed.service
     if service["metadata"].get("deletionTimestamp"):
         return ServicePlan()
@@ -199,7 +200,7 @@ def _with_children(
 def _paths(
     spec: InferenceServiceSpec, rollout: PlannedRollout
 ) -> dict[Identity, Mapping[str, str]]:
-    """What sets the fields of planned objects, by their identity."""
+    """Fields of the InferenceService that set the fields of planned objects, by identity."""
     paths = {identity(pool.manifest): field_paths(spec, pool.role) for pool in rollout.pools}
     return {**paths, identity(rollout.router.deployment): {"spec.replicas": ROUTER_REPLICAS}}
 
@@ -207,7 +208,7 @@ def _paths(
 def _upgrade(
     children: Children, top: Owner, pools: tuple[ResolvedPool, ...], rollout: PlannedRollout
 ) -> Iterator[str]:
-    """What this release of the operator would change."""
+    """Changes that this release of the operator would make, in words."""
     for pool in pools:
         yield from pool.upgrade
     for pool in pools:
@@ -254,7 +255,7 @@ def _children(
 def _optional_children(
     observed: ServiceObserved, top: Owner, spec: InferenceServiceSpec
 ) -> Iterator[Manifest]:
-    """What it has where the cluster has the kind."""
+    """Children of kinds that only some clusters have."""
     kinds = observed.optional_kinds
     if POD_MONITOR in kinds:
         yield from pod_monitors(top)
@@ -302,9 +303,9 @@ def _left_over(
     former: Former,
     keep: frozenset[Identity],
 ) -> tuple[Reference, ...]:
-    """What this service controls, or has lost, and no longer needs. A ConfigMap or a claim stays
-    while something that stays mounts it, and the way to a hub stays while engines download.
-    `keep`: what stays though nothing asks for it."""
+    """Children that this service controls, or has lost, and no longer needs. A ConfigMap or a claim
+    stays while a remaining object mounts it, and access to a hub stays while engines download.
+    `keep`: children exempt from pruning."""
     desired = {identity(manifest) for manifest in apply}
     going = {
         pool["metadata"].get("uid")

@@ -1,6 +1,6 @@
 """Events for users when a service's plan is carried out: created, scaled, removed.
 
-Compares live objects with the plan, so there are none at rest.
+Compares live objects with the plan, so there are none once nothing changes.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def _rdma(pool: Manifest) -> bool:
 def replaced(
     children: Children, planned: Mapping[str, Manifest], former: Iterable[Manifest]
 ) -> tuple[Event, ...]:
-    """The event about `former` pools that are scaled from outside, when the `planned` ones that
-    will replace them are made: what scales them can be told of the others in time."""
+    """Event that `former` pools that are scaled from outside will go. It comes when the `planned`
+    pools that replace them are made, so that their scaler can be changed in time."""
     targets = [pool["metadata"]["name"] for pool in former if _is_scaled_outside(children, pool)]
     there = {identity(pool) for pool in of_kind(children, ENGINE_POOL)}
     new = tuple(child for child in map(identity, planned.values()) if child not in there)

@@ -1,1 +1,1 @@
-"""What of a spec is refused, and in which words."""
+"""Refused specs: which parts are refused, and in which words."""

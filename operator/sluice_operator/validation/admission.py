@@ -1,4 +1,4 @@
-"""What of a change is refused as it is applied: only what the change itself makes wrong. Pure."""
+"""Refusals of a change as it is applied: only what the change itself makes wrong. Pure."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _VALUE_ENDS: Final = re.compile(r" (?:is|are) not |; allowed: ")
 def new_findings(
     old: Manifest | None, new: Manifest, spec_errors: SpecErrors
 ) -> tuple[Finding, ...]:
-    """What is wrong with `new` and was not with `old`, which is None where an object is created.
-    Nothing where the spec stays, or the object is being deleted."""
+    """Findings in `new` that `old` does not have; `old` is None where an object is created. Nothing
+    where the spec stays, or the object is being deleted."""
     if is_being_deleted(new) or (old is not None and old.get("spec") == new.get("spec")):
         return ()
     findings = [refusal.finding for refusal in spec_errors(new)]
@@ -31,8 +31,8 @@ def new_findings(
 
 
 def _wrong_value(finding: Finding) -> tuple[str, Any]:
-    """Field and refused value, which stay while other fields change: what is allowed beside them
-    may not, nor an object as a whole, nor the place in a list."""
+    """Field and refused value. Both stay while other fields change. What is allowed in combination,
+    the whole object, and the place in a list may change."""
     message = finding.message.partition("; got ")[2] or finding.message
     value = _VALUE_ENDS.split(message, maxsplit=1)[0]
     return _INDEX.sub("[]", finding.field), "" if value.startswith(("{", "[")) else value

@@ -55,7 +55,7 @@ CONDITIONAL: Final = {
     "spec.model.cache": f"for a bucket (s3://, gs://, az://) {BUCKET_CACHE}",
     f"spec.engine.{DRAFT}": DRAFTS_ALLOWED,
 }
-"""What is allowed of fields that are refused beside other values, for the reference."""
+"""Allowed values of fields that are refused in combination with others, for the reference."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Refusal:
 
     @property
     def finding(self) -> Finding:
-        """As a finding: the message without its leading field."""
+        """The refusal as a finding: its message without the leading field."""
         return Finding(self.field, self.message.removeprefix(f"{self.field}: "))
 
 
@@ -132,7 +132,7 @@ def setting_refusals(
 
 
 class _SettingError(NamedTuple):
-    """What is wrong with one engine setting of a pool."""
+    """Error in one engine setting of a pool."""
 
     field: str
     value: str
@@ -272,8 +272,8 @@ def draft_refusals(spec: InferenceServiceSpec) -> Iterator[Refusal]:
 
 
 def refused_draft(engine: EngineSpec, cache: CacheSpec | None) -> str:
-    """What is said of a draft model from where engines cannot have it; empty of all others.
-    `cache`: that of spec.model."""
+    """Refusal of a draft model at an unsupported address; empty for all others. `cache`: that of
+    spec.model."""
     draft = engine.speculation.draft if engine.speculation else None
     if draft is None:
         return ""

@@ -1,1 +1,2 @@
-"""What a cluster holds of a service: labels, ports, metrics, the router's file, exit messages."""
+"""Contract about a cluster's objects of a service: labels, ports, metrics, the router's file, exit
+messages."""

@@ -1,7 +1,7 @@
 """Follows one kind of object of the API server: lists it, then watches from there, for ever.
 
 Transport, clock, chance and what is done with the objects are passed in. A failure takes nothing
-away: the watch goes on from its last version, or, after some failures, from a new list.
+away: the watch continues from its last version, or, after some failures, from a new list.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any, Final, Protocol
 SILENCE_SECONDS: Final = 70.0
 """Bookmarks come about once a minute: a transport ends a watch that is silent for longer."""
 WATCH_SECONDS: Final = 300
-"""The API server ends a watch after that long; the next one goes on from there."""
+"""Seconds after which the API server ends a watch; the next one continues from there."""
 SHORTEST_WATCH_SECONDS: Final = 1.0
 """A watch that ends sooner, without an event, counts as refused."""
 RESYNC_SECONDS: Final = 400.0
 """A new list is due after once to twice as long. A watch from a version that the API server has
 not reached, as after a restored backup, is open and silent."""
 FAILURES_BEFORE_LIST: Final = 3
-"""After that many failures the version itself, or the event after it, may be the cause."""
+"""Failures after which the version itself, or the event after it, may be the cause."""
 FIRST_PAUSE_SECONDS: Final = 0.2
 LONGEST_PAUSE_SECONDS: Final = 15.0
 LONGEST_RETRY_AFTER_SECONDS: Final = 60.0
-"""What an API server may ask for in addition to a pause."""
+"""Longest pause that an API server may ask for, in addition to our own."""
 
 
 class RefusedError(Exception):

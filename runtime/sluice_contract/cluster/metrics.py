@@ -348,9 +348,9 @@ _PROCESS: Final = (
     Metric("open_fds", "gauge", "Files and connections that are open."),
     Metric("max_fds", "gauge", "Most that may be open."),
 )
-"""What prometheus-client tells of a process, without the prefix."""
+"""Metrics of prometheus-client about a process, without the prefix."""
 PROCESS: Final = tuple(replace(metric, name=f"process_{metric.name}") for metric in _PROCESS)
-"""Of the router, the operator, and the API process of an engine."""
+"""Metrics of the processes of the router, the operator, and an engine's API."""
 COMPUTING_PROCESS: Final = "sluice_engine"
 """Prefix of `PROCESS` for the process of an engine that computes."""
 ENGINE_PROCESS: Final = tuple(

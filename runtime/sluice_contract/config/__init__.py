@@ -1,1 +1,1 @@
-"""What one engine is: its configuration, its sizes and what may be set, as frozen values."""
+"""Configuration of one engine: its settings, its sizes and what may be set, as frozen values."""

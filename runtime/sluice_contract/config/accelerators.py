@@ -5,7 +5,7 @@ The operator finds the product, this table says what follows from it.
 Sources. Chunk, graphs and reserved memory by tier of memory: SGLang 0.5.x, `server_args.py`
 (`_handle_gpu_memory_settings`, generalised in its pull request 10975). Requests at once: no fewer
 than vLLM 0.11's 256 (`arg_utils.py`, `get_batch_defaults`). Products: their
-makers' data sheets, not all of them looked up anew. Labels: the names that drivers give their
+makers' data sheets, not all of them looked up again. Labels: the names that drivers give their
 devices, with dashes (NVIDIA's feature discovery) or underscores (AMD's labeller) for spaces; from
 published node lists, so that others exist.
 """
@@ -43,7 +43,7 @@ class Accelerator(ContractModel):
         return self.product is None and self.count == 0
 
     def __str__(self) -> str:
-        """For display: `CPU` or `2 x NVIDIA-A100-SXM4-40GB`."""
+        """Display text: `CPU` or `2 x NVIDIA-A100-SXM4-40GB`."""
         return "CPU" if self.is_cpu else f"{max(1, self.count)} x {self.product or 'GPU'}"
 
 
@@ -67,12 +67,12 @@ class MemoryTier:
 
 @dataclass(frozen=True)
 class Peak:
-    """What one device can do at most."""
+    """Peak performance of one device."""
 
     tflops: float
-    """Dense bfloat16 or float16, in 10¹² a second."""
+    """Dense bfloat16 or float16 operations, in 10¹² a second."""
     terabytes: float
-    """A second, of its memory."""
+    """Bandwidth of the device's memory, in 10¹² bytes a second."""
 
 
 @dataclass(frozen=True)
@@ -90,14 +90,14 @@ class ProductRow:
 
 WIDE_FROM: Final = 4
 MIN_RUNNING_REQUESTS: Final = 256
-"""Requests that run at once: on CPUs, and on GPUs at least."""
+"""Requests that run at once on CPUs; on GPUs at least as many."""
 MAX_RUNNING_REQUESTS: Final = 4096
-"""On GPUs at most, unless the user sets more."""
+"""Most requests that run at once on GPUs, unless the user sets more."""
 TYPICAL_TOKENS: Final = 1024
 """Assumed of a request, prompt and answer together. Where requests are longer, pages of the KV pool
 run out before rows do; where they are shorter, rows do."""
 RUNNING_STEP: Final = 16
-"""Rows are counted in tiles of so many, as matrix kernels compute them."""
+"""Tile in which rows are counted, as matrix kernels compute them."""
 
 TIERS: Final = (
     MemoryTier(20, Sizes(2048, 8), Sizes(2048, 8)),
@@ -157,10 +157,10 @@ PRODUCTS: Final = (
 
 SHARED: Final = re.compile(r"-SHARED$", re.IGNORECASE)
 PART: Final = re.compile(r"[- ]MIG[- ]|-SHARED$", re.IGNORECASE)
-"""In the name of a part of a device, which has less memory than the product."""
+"""Pattern of the name of a part of a device, which has less memory than the product."""
 
 UNKNOWN: Final = Sizes(4096, 32)
-"""A GPU of which neither product nor memory is known."""
+"""Sizes of a GPU whose product and memory are unknown."""
 CPU: Final = Sizes(512, 0)
 """A prefill step of 512 tokens keeps the gap between decode steps modest on a few cores."""
 
@@ -224,7 +224,7 @@ def _letters(product: str) -> str:
 
 
 def tier_sizes(memory_gib: float, *, wide: bool) -> Sizes:
-    """The sizes for a device with so much memory."""
+    """Sizes for a device with this much memory."""
     tier = next(tier for tier in TIERS if memory_gib < tier.below_gib)
     return tier.wide if wide else tier.sizes
 

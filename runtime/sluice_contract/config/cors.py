@@ -24,7 +24,7 @@ METHODS: Final = ("GET", "POST")
 READABLE_HEADERS: Final = (
     REQUEST_ID_HEADER, CLIENT_REQUEST_ID_HEADER, IGNORED_FIELDS_HEADER, "Retry-After",
 )  # fmt: skip
-"""Of an answer, which pages may read besides those that browsers always show."""
+"""Headers of an answer that pages may read in addition to those that browsers always show."""
 PREFLIGHT_SECONDS: Final = 600
 """How long a browser may remember the answer to a preflight."""
 

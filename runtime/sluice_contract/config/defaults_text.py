@@ -1,4 +1,4 @@
-"""What holds when a key of `engine.json` is left out, in words for people, beside `sizing`.
+"""Defaults of `engine.json`'s keys in words for people; `sizing` has the values.
 
 The CRDs and the reference show them.
 """
@@ -36,7 +36,8 @@ FOUND_BY_ENGINE: Final[Mapping[str, str]] = {
 
 
 def words_when_left_out() -> dict[str, str]:
-    """By field name of `EngineSettings`; a field that is not here means nothing when left out."""
+    """Defaults in words by field name of `EngineSettings`; a field without an entry has no effect
+    when left out."""
     general = {
         name: value if isinstance(value, str) else json.dumps(value)
         for name, value in GENERAL.items()

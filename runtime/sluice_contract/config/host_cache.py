@@ -44,7 +44,7 @@ ByteSize = Annotated[
 
 
 def bytes_of(size: int | str) -> int:
-    """Of a `ByteSize`, or any other quantity of Kubernetes; rounded up."""
+    """Bytes of a `ByteSize`, or any other quantity of Kubernetes; rounded up."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([A-Za-z]*)", str(size))
     assert match is not None, "not a quantity"
     number, unit = Decimal(match[1]), match[2]

@@ -14,7 +14,7 @@ from sluice_contract.base import ConfigError, ContractModel
 from sluice_contract.cluster import ports
 
 RDMA_RESOURCE: Final = "rdma/hca_shared_devices_a"
-"""As in the sample configuration of the RDMA shared device plugin."""
+"""Resource in the sample configuration of the RDMA shared device plugin."""
 RdmaResource = Annotated[
     str,
     StringConstraints(
@@ -27,7 +27,7 @@ KvBackend = Literal["Mooncake", "TCP", "NIXL"]
 WIRES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {"Mooncake": ("tcp", "rdma"), "TCP": ("tcp",), "NIXL": ("rdma",)}
 )
-"""By backend, the protocols that it is allowed: docs/decisions/0059-nixl-for-rdma-alone.md."""
+"""Protocols that each backend is allowed: docs/decisions/0059-nixl-for-rdma-alone.md."""
 
 
 class KvTransfer(ContractModel):
@@ -85,14 +85,15 @@ class KvFingerprint(ContractModel):
     """Digest of the files, as an engine found them; empty where only its configuration is known."""
     page_size_tokens: int
     kv_dtype: str
-    """As resolved, e.g. `bfloat16`: never `auto`."""
+    """Resolved dtype of the KV cache, e.g. `bfloat16`: never `auto`."""
     layout: str = PAGE_MAJOR
     tensor_parallel_size: int
-    """Not compared: pages of engines with other numbers of GPUs are divided by heads."""
+    """GPUs of the engine. Not compared: pages of engines with other numbers of GPUs are divided by
+    heads."""
 
     @property
     def compared(self) -> KvFingerprint:
-        """Equal for engines that can use each other's pages."""
+        """The compared fields, equal for engines that can use each other's pages."""
         return self.model_copy(update={"tensor_parallel_size": 0})
 
     def __str__(self) -> str:
@@ -106,7 +107,7 @@ class KvFingerprint(ContractModel):
 
 
 def differences(first: KvFingerprint, second: KvFingerprint) -> tuple[str, ...]:
-    """What differs of what is compared, each with both values, e.g. `pageSizeTokens: 16 and 32`;
+    """Differences in compared fields, each with both values, e.g. `pageSizeTokens: 16 and 32`;
     empty when equal."""
     ours, theirs = (one.compared.model_dump(by_alias=True) for one in (first, second))
     return tuple(

@@ -29,7 +29,7 @@ EngineUrl = Annotated[str, StringConstraints(pattern=r"^http://[^/?#@\s]+$", max
 MAX_PRIORITY: Final = 1_000_000
 """Priorities go from minus this to this; larger is more urgent."""
 MAX_TENANTS: Final = 256
-"""In a list of tenants."""
+"""Most tenants in a list."""
 TenantName = Annotated[
     str, StringConstraints(pattern=r"^[-._a-zA-Z0-9]+$", min_length=1, max_length=253)
 ]
@@ -225,7 +225,7 @@ class Auth(ContractModel):
         return self
 
     def tenant(self, name: str) -> Tenant:
-        """What holds for the requests of one tenant."""
+        """Settings for the requests of one tenant."""
         if self.tenants is None:
             return Tenant(name=name)
         unlisted = Tenant(name=name, max_priority=0)

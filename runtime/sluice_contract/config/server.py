@@ -12,7 +12,8 @@ from sluice_contract.config.cors import Cors
 
 MetricsCompatibility = Literal["vLLM"]
 DEFAULT_MAX_CHOICES_PER_REQUEST: Final = 256
-"""As many as an engine on CPUs runs at once, and as a request may have prompts."""
+"""Default of choices per request: as many as an engine on CPUs runs at once, and as a request may
+have prompts."""
 
 
 class ServerSettings(ContractModel):

@@ -1,4 +1,4 @@
-"""What drafts the tokens of answers, and how many."""
+"""Speculation settings: what drafts the tokens of answers, and how many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What this version of the engine can do: one table by which both engine and operator refuse.
+"""Features that this version of the engine lacks: one table by which both engine and operator
+refuse.
 
 A row is deleted when the feature lands.
 """
@@ -19,13 +20,13 @@ class Unsupported:
     """A setting, the values of it that this version refuses, and what it allows instead."""
 
     key: str
-    """Its path, as it is spelled outside."""
+    """Path of the setting, as users spell it."""
     refuses: Callable[[EngineSettings], bool]
     allowed: str
     on_cpus_only: bool = False
-    """What GPUs have, and CPUs do not."""
+    """Whether only CPUs lack it."""
     on_gpus_only: bool = False
-    """What CPUs have, and GPUs do not."""
+    """Whether only GPUs lack it."""
 
     def applies(self, *, on_cpus: bool) -> bool:
         return not (self.on_gpus_only if on_cpus else self.on_cpus_only)
@@ -66,7 +67,7 @@ ROWS: Final = (
 
 
 def allowed_so_far() -> dict[str, str]:
-    """By key, what the rows of the table allow, for people."""
+    """Allowed values in the rows of the table, by key, for people."""
     keys = dict.fromkeys(row.key for row in ROWS)
     return {key: "; ".join(row.allowed for row in ROWS if row.key == key) for key in keys}
 
@@ -86,15 +87,16 @@ ARCHITECTURES: Final = (
     "Qwen3ForCausalLM",
     "Qwen3MoeForCausalLM",
 )
-"""By the names in config.json: the operator refuses others before they are downloaded. The engine's
-own table is the runtime's `model/variants.py`."""
+"""Supported architectures, by the names in config.json: the operator refuses others before they are
+downloaded. The engine's own table is the runtime's `model/variants.py`."""
 
 QUANTISATIONS: Final = ("awq", "compressed-tensors", "fp8", "gptq", "modelopt", "mxfp4")
-"""By the names in config.json's `quant_method`, likewise. The engine's own table is the runtime's
-`model/quantised.py`, which refuses more by its keys."""
+"""Supported quantisations, by the names in config.json's `quant_method`: the operator refuses
+others before they are downloaded. The engine's own table is the runtime's `model/quantised.py`,
+which refuses more by its keys."""
 
 ROLES: Final = (Role.MIXED, Role.PREFILL, Role.DECODE)
-"""What an engine can do in this version."""
+"""Roles that an engine can have in this version."""
 
 
 def unsupported(settings: EngineSettings, *, on_cpus: bool = True) -> Iterator[ConfigError]:

@@ -1,4 +1,4 @@
-"""Which files of a folder hold a model's weights, and what is said of folders that lack them.
+"""Which files of a folder hold a model's weights, and the refusals of folders that lack them.
 
 The fetcher says it before a download, the engine of a folder that was mounted. Knows names alone,
 and what an index says; opens no file.
@@ -44,7 +44,8 @@ def unread_weights(names: Collection[str], allowed: str = SINGLE) -> str:
 
 
 def absent_weights(names: Collection[str]) -> str:
-    """What is there in the place of weights, in a folder without `INDEX`; empty: nothing is."""
+    """Files in a folder without `INDEX` that are there in place of weights; empty: there are
+    none."""
     if SINGLE in names:
         return ""
     if shards := sorted(filter(SHARD.fullmatch, names)):

@@ -1,1 +1,1 @@
-"""What processes say to each other: HTTP, headers, load reports, spans, log lines."""
+"""Messages between processes: HTTP, headers, load reports, spans, log lines."""

@@ -1,4 +1,4 @@
-"""What `sluice explain` asks the simulator, and what it hears: the two are programs of their own.
+"""Questions of `sluice explain` to the simulator, and the answers: the two are separate programs.
 
 Types alone; the simulator decides what an arrangement can bear, the command what to say of it.
 """
@@ -18,14 +18,14 @@ between tokens; prefill and decode on GPUs of their own."""
 
 
 class Requests(ContractModel):
-    """What clients send, on average."""
+    """Requests that clients send, on average."""
 
     prompt_tokens: int = Field(ge=1, le=1_048_576)
     answer_tokens: int = Field(ge=1, le=1_048_576)
 
 
 class Promise(ContractModel):
-    """What an arrangement must keep, for a share of the requests and of the gaps."""
+    """Promise that an arrangement must keep, for a share of the requests and of the gaps."""
 
     ttft_seconds: float = Field(gt=0)
     itl_seconds: float = Field(gt=0)
@@ -36,9 +36,9 @@ class Question(ContractModel):
     """One engine's accelerator and sizes, its model, and the load to simulate."""
 
     model_names: tuple[str, ...]
-    """Under which the model may be known: its URI, its served name."""
+    """Names of the model: its URI, its served name."""
     model_config_text: str | None = None
-    """Its config.json, where there is one."""
+    """Text of its config.json, where there is one."""
     accelerator: Accelerator
     chunk_size: int
     page_size: int
@@ -54,18 +54,19 @@ class Question(ContractModel):
 
 
 class Arrangement(ContractModel):
-    """What two engines bear, arranged in one way."""
+    """Performance of two engines, arranged in one way."""
 
     name: ArrangementName
     requests_per_second: float
-    """Up to which the promise is kept, of both together; 0: at no rate that was tried."""
+    """Highest rate of both engines together at which the promise is kept; 0: no tried rate keeps
+    it."""
     ttft_seconds: float
-    """At that rate, of the promised share, as is the next."""
+    """TTFT at that rate, of the promised share of the requests."""
     itl_seconds: float
 
 
 class Answer(ContractModel):
-    """What was simulated, and how it went."""
+    """Results of a simulation, and what they are based on."""
 
     cost_source: str
     """Where the times of a step come from, for a person."""

@@ -27,11 +27,11 @@ PREFILL_FAILED: Final = "prefill_failed"
 """Error code of a 503 of a decode engine: the prefill engine failed or refused for now, or pages
 did not arrive; another pair may serve the request."""
 PREFILL_UNAVAILABLE: Final = "prefill_unavailable"
-"""The same, but the prefill engine never took the request: it drains, cannot be reached, or is not
-the one that is meant. So the request cannot be at fault."""
+"""Error code of a 503 of a decode engine: the prefill engine never took the request. It drains,
+cannot be reached, or is not the one that is meant, so the request cannot be at fault."""
 MIN_KEY_BYTES: Final = 32
 SECOND_KEY: Final = "second-key"
-"""Name of a file beside that of the key, which need not be there: this key verifies, too."""
+"""Name of an optional file next to that of the key; its key verifies, too."""
 LOOK_SECONDS: Final = 1.0
 """Pause between two looks at the files of the keys."""
 _LABEL: Final = b"sluice prefill header 1\0"
@@ -64,21 +64,21 @@ class Bound(NamedTuple):
     """The path and the body that a signed header is good for, besides a request's id."""
 
     path: str
-    """As the engine gets it, still percent-encoded, without a query."""
+    """Path as the engine gets it, still percent-encoded, without a query."""
     body_sha256: str
-    """Of the body as the engine gets it, in hexadecimal."""
+    """SHA-256 of the body as the engine gets it, in hexadecimal."""
 
 
 class Verified(NamedTuple, Generic[ContentT]):
-    """What a router has signed, once the body is no other one: `refuse_other_body`."""
+    """Content that a router has signed, once `refuse_other_body` has checked the body."""
 
     content: ContentT
     body_sha256: str
 
 
 class KeyFiles:
-    """The keys of a service in a file, and in another one beside it, as they are now. While they
-    cannot be read, the keys stay as they were."""
+    """Current keys of a service, in a file and in an optional one next to it. While they cannot be
+    read, the keys stay as they were."""
 
     def __init__(self, path: Path, clock: Callable[[], float]) -> None:
         """Raises OSError for files that cannot be read, ValueError for a key that is too short."""
@@ -89,7 +89,7 @@ class KeyFiles:
         self._looked = clock()
 
     def current(self) -> tuple[bytes, ...]:
-        """As `Keys`; looks for changes at most once in `LOOK_SECONDS`."""
+        """Current keys, see `Keys`; looks for changes at most once in `LOOK_SECONDS`."""
         now = self._clock()
         if now - self._looked >= LOOK_SECONDS:
             self._looked = now
@@ -119,7 +119,7 @@ def _stamp(path: Path) -> list[tuple[int, int, int]]:
 
 
 def read_keys(path: Path) -> tuple[bytes, ...]:
-    """The keys of a service, from the file that the operator mounts, and from that beside it.
+    """Keys of a service, from the file that the operator mounts and the optional one next to it.
 
     Raises:
         OSError: a file cannot be read.
@@ -137,7 +137,7 @@ def _read_key(path: Path) -> bytes:
 
 
 def configured_keys(path: str | None, clock: Callable[[], float]) -> Keys:
-    """The keys in the file that `handoverKeyFile` names, and beside it.
+    """Keys in the file that `handoverKeyFile` names, and in the optional one next to it.
 
     Raises:
         ConfigError: it names none, or one that cannot be used.
@@ -163,7 +163,7 @@ def signed_header(
 def verified_header(
     keys: Sequence[bytes], value: str, request_id: str, path: str, now_unix: float
 ) -> Verified[PrefillRef]:
-    """What a router signed for this request.
+    """Content that a router signed for this request.
 
     Raises:
         InvalidSignatureError: it is not signed with these keys, is of another request, or too old.
@@ -201,7 +201,7 @@ def verified_claims(
     path: str,
     now_unix: float,
 ) -> Verified[dict[str, Any]]:
-    """What `signed_claims` was given.
+    """Claims that `signed_claims` was given.
 
     Raises:
         InvalidSignatureError: it is not signed with these keys, is of another request, or too old.

@@ -49,18 +49,19 @@ class Score(_Value, frozen=True, array_like=True):
 
 
 class AnswerStart(_Value, frozen=True):
-    """What an answer is, from the first comment of its stream; a resume gives it back."""
+    """Identity of an answer, from the first comment of its stream; a resume gives it back."""
 
     id: str
     created: int
     prompt_hash: str
-    """Of the token ids of all prompts."""
+    """Hash of the token ids of all prompts."""
     max_tokens: list[int]
-    """Of each choice; so there are as many choices."""
+    """Token limit of each choice; so there are as many choices."""
     prompt_tokens: int = 0
-    """Of all prompts together."""
+    """Tokens of all prompts together."""
     answer_identity: str = ""
-    """Of the engine that began it, as in its load report: others do not go on with it."""
+    """Answer identity of the engine that began it, as in its load report: engines with another one
+    do not continue it."""
 
 
 class ChoiceSoFar(_Value, frozen=True):
@@ -68,7 +69,7 @@ class ChoiceSoFar(_Value, frozen=True):
 
     ids: list[int] = []
     scores: list[Score] = []
-    """As many as ids, or none."""
+    """Scores of the ids, one for each, or none at all."""
     cached: int = 0
     finished: bool = False
     """Whether its last event, with its finish reason, was passed on."""
@@ -88,7 +89,8 @@ class CallHead(_Value, frozen=True):
     """A 63-bit seed for requests without one, so that all attempts sample the same tokens."""
     resume: Resume | None = None
     waited_seconds: float = 0.0
-    """Since the router had the request: the deadlines of one that has not begun count from then."""
+    """Seconds since the router had the request: the deadlines of one that has not begun count from
+    then."""
     moved: int = 0
     """How often engines have handed it back."""
     prompt_counted: bool = False
@@ -100,7 +102,7 @@ class EventComment(_Value, frozen=True):
     that was sent so far, this event included."""
 
     start: AnswerStart | None = None
-    """In the first one only."""
+    """Start of the answer, in the first comment only."""
     c: list[tuple[int, list[int]]] = []
     """Choices and their next ids. Replaying a choice's ids reproduces what was sent of it."""
     scores: list[tuple[int, list[Score]]] = []
@@ -119,7 +121,7 @@ _ENCODER: Final = msgspec.json.Encoder()
 
 
 def head_line(head: CallHead) -> bytes:
-    """What stands before the client's body."""
+    """Line before the client's body."""
     return _ENCODER.encode(head) + b"\n"
 
 
@@ -155,7 +157,7 @@ def signed_call(key: bytes, request_id: str, bound: Bound, now_unix: float) -> s
 def verified_call(
     keys: Sequence[bytes], value: str, request_id: str, path: str, now_unix: float
 ) -> Verified[None]:
-    """That the request is a private call, if its body has the digest: `refuse_other_body`.
+    """Proof that the request is a private call, if `refuse_other_body` accepts its body.
 
     Raises:
         InvalidSignatureError: not signed with these keys, for another request, or too long ago.

@@ -26,8 +26,8 @@ EXPORT_SECONDS: Final = 2.0
 def span_recorder(
     tracing: Tracing | None, process: str, **resource: str
 ) -> Iterator[Record | None]:
-    """What takes the spans of this process, and sends the last ones at the end; None where there is
-    no configuration. `process`: router, api or engine; `resource`: what else names it.
+    """Recorder of the spans of this process, which sends the last ones at the end; None where there
+    is no configuration. `process`: router, api or engine; `resource`: further names of the process.
 
     Raises:
         ConfigError: OpenTelemetry is not installed.
@@ -56,7 +56,7 @@ class _Exporter:
             raise ConfigError("tracing.endpoint", endpoint, allowed) from None
 
         class GivenIds(IdGenerator):
-            """Those of the span that is being recorded."""
+            """Ids of the span that is being recorded."""
 
             trace_id = span_id = 0
 

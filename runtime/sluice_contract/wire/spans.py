@@ -31,7 +31,7 @@ class Span:
     kind: SpanKind = "internal"
     attributes: Attributes = field(default_factory=dict)
     error: str | None = None
-    """What went wrong, if it did."""
+    """Error, if something went wrong."""
 
 
 Record = Callable[[Span], None]
@@ -66,7 +66,7 @@ def trace_id(traceparent: str | None) -> str | None:
 
 
 def new_traceparent(*, sampled: bool = False) -> str:
-    """Of a trace that begins here; `sampled`: whether its spans are recorded."""
+    """Traceparent of a trace that begins here; `sampled`: whether its spans are recorded."""
     return f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-{int(sampled):02x}"
 
 
@@ -77,7 +77,7 @@ def child_of(traceparent: str) -> str:
 
 
 def unsampled(traceparent: str) -> str:
-    """The same span, not to be recorded."""
+    """Traceparent of this span, not to be recorded."""
     head, _, flags = traceparent.rpartition("-")
     return f"{head}-{int(flags, 16) & ~_SAMPLED:02x}"
 

@@ -1,4 +1,4 @@
-"""What the router tells an engine about the tenant of a request: a signed header.
+"""Signed header in which the router tells an engine about the tenant of a request.
 
 The salt in it separates the cached prefixes of tenants, and the priority bounds limit theirs. The
 salt is derived from the service's key, so no client can guess it. Engines do not get the tenant's
@@ -31,7 +31,7 @@ _SALT_CHARACTERS: Final = 32
 
 
 class TenantClaims(ContractModel):
-    """What holds for a request of one tenant."""
+    """Claims about a request of one tenant."""
 
     salt: str = Field(min_length=_SALT_CHARACTERS, max_length=_SALT_CHARACTERS)
     default_priority: int = Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)
@@ -39,7 +39,7 @@ class TenantClaims(ContractModel):
 
 
 def claims_of(key: bytes, tenant: Tenant) -> TenantClaims:
-    """What engines get about a tenant. Its salt stays the same while the signing key does."""
+    """Claims that engines get about a tenant. Its salt stays equal while the signing key does."""
     most = MAX_PRIORITY if tenant.max_priority is None else tenant.max_priority
     default = tenant.default_priority
     return TenantClaims(
@@ -59,7 +59,7 @@ def signed_tenant(
 def verified_tenant(
     keys: Sequence[bytes], value: str, request_id: str, path: str, now_unix: float
 ) -> Verified[TenantClaims]:
-    """What a router signed for this request.
+    """Claims that a router signed for this request.
 
     Raises:
         InvalidSignatureError: it is not signed with these keys, is of another request, or too old.

@@ -1,6 +1,6 @@
 """How much of one prompt has arrived: which pages to read next, and whether all of it is there.
 
-Pure: what a prefill engine announces in, reads out. A prompt that was computed anew is announced
+Pure: what a prefill engine announces in, reads out. A prompt that was computed again is announced
 from its beginning again; its pages are read again, but only when no read of the first time is under
 way, because both write into the same pages.
 """
@@ -19,7 +19,7 @@ class ArrivalError(Exception):
 
 
 class Arrival:
-    """Of one room of a decode engine."""
+    """Chunks of one room of a decode engine, from their announcement to their reading."""
 
     def __init__(self, prompt_tokens: int, held_tokens: int, page_size: int) -> None:
         self._prompt_tokens = prompt_tokens
@@ -58,7 +58,7 @@ class Arrival:
         self._waiting.append(message)
 
     def next_read(self) -> FromPrefill | None:
-        """What to read now, if anything; its number belongs to `reads` from now on."""
+        """The next read, if any is possible now; its number belongs to `reads` from now on."""
         if not self._waiting:
             return None
         chunk = self._waiting[0].message

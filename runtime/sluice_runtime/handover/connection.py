@@ -23,11 +23,11 @@ class ConnectionLimits:
     """How long a peer may be silent, and how much it may leave unread."""
 
     greeting_seconds: float = 5.0
-    """From the connection to the accepted greeting."""
+    """Seconds from the connection to the accepted greeting."""
     ping_seconds: float = 5.0
-    """After so long with nothing else sent, a `Ping` is."""
+    """Seconds without anything sent after which a `Ping` is sent."""
     silence_seconds: float = 12.0
-    """Two pings missed: the peer is gone."""
+    """Seconds of silence, two missed pings, after which the peer counts as gone."""
     max_unsent_bytes: int = 256 << 20
     """A peer that leaves more unread is cut off; four of the largest frames."""
 
@@ -72,8 +72,8 @@ class Connection(asyncio.Protocol):
         on_payload: Callable[[Connection, bytes], None],
         on_lost: Callable[[Connection, str], None],
     ) -> None:
-        """The greeting is accepted: larger frames may come, others are told of them, and pings say
-        who is alive."""
+        """Accepts the greeting: larger frames may come, frames and loss go to these callbacks, and
+        pings show who is alive."""
         self._frames.max_bytes = max_frame_bytes
         self._on_payload, self._on_lost = on_payload, on_lost
         self._check_silence()

@@ -58,21 +58,21 @@ class DecodeClient:
         self._thread.call(self._links.open, prefill, bootstrap)
 
     def send(self, message: ChunkRead | Received | Cancel) -> None:
-        """To the engine of its room; dropped when the connection is gone."""
+        """Sends to the engine of the message's room; dropped when the connection is gone."""
         if address := self._rooms.get(message.room):
             self._thread.call(self._links.send, address, message)
 
     def close(self, room: int) -> None:
-        """No more events of this room: it has ended here."""
+        """Ends the events of this room, which has ended here."""
         if address := self._rooms.pop(room, None):
             self._thread.call(self._links.close_room, address, room)
 
     def events(self) -> list[DecodeEvent]:
-        """What has arrived since the last call, in order. A room is closed by `Attested`, `Failed`
-        or `RoomLost`.
+        """Events since the last call, in order. A room is closed by `Attested`, `Failed` or
+        `RoomLost`.
 
         Raises:
-            HandoverThreadError: the thread died; the engine cannot go on.
+            HandoverThreadError: the thread died; the engine cannot continue.
         """
         delivered: list[DecodeEvent] = []
         for event in self._thread.events():
@@ -128,7 +128,7 @@ class _Links:
             link.close_room(room)
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        """What a task raises is a bug, and ends the thread."""
+        """Removes a task that has ended. An exception of a task is a bug, and ends the thread."""
         self._tasks.discard(task)
         task.result()
 

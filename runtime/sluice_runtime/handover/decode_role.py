@@ -2,8 +2,8 @@
 
 A request gets pages, asks its prefill engine for the prompt, reads the pages while they are
 announced, and decodes when that engine attests that it held them. Belongs to the engine's loop,
-which calls it between steps; nothing here waits. Pages that a read may still write are nobody
-else's, whatever became of the request. Knows neither sockets nor memory.
+which calls it between steps; nothing here waits. Pages that a read may still write get
+no other owner, even if the request has ended. Knows neither sockets nor memory.
 """
 
 from __future__ import annotations
@@ -68,17 +68,17 @@ _TOLD: Final[Mapping[Refusal, Refusal]] = {
     "overloaded": "overloaded",
     "unavailable": "prefill_unavailable",
 }
-"""What becomes of a prefill engine's refusals; all others are its failures."""
+"""Refusal for the client by the prefill engine's refusal; all others are its failures."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodePorts:
-    """What the role speaks through."""
+    """Ports of the role to prefill engines, to their pages, and to random numbers."""
 
     prefill: DecodePort
     pages: PagePort
     draw_room: Callable[[], int]
-    """63 random bits."""
+    """Draws a room's number: 63 random bits."""
 
 
 @dataclass(slots=True, eq=False)
@@ -148,13 +148,14 @@ class DecodeRole:
         return len(chosen)
 
     def drain(self, lame_duck_seconds: float) -> None:
-        """What was accepted is finished."""
+        """Finishes accepted requests without doing anything here."""
 
     def give_up(self, error: str) -> None:
-        """The API process ends its requests."""
+        """Does nothing: the API process ends its requests."""
 
     def abort(self, request_id: str) -> None:
-        """Its prefill engine is told. The scheduler ends the request; unknown ids are ignored."""
+        """Leaves the request's room and informs its prefill engine. The scheduler ends the request;
+        unknown ids are ignored."""
         self._awaiting.pop(request_id, None)
         if room := self._requests.get(request_id):
             self._failures["Aborted"] += 1
@@ -186,7 +187,7 @@ class DecodeRole:
             self._open(self._awaiting.pop(given.request_id), given, now)
 
     def computed(self, chunks: Iterable[FinishedChunk]) -> None:
-        """Nobody is told of prompts that are computed here."""
+        """Does nothing: chunks that are computed here are announced to no other engine."""
 
     def takes(self, delta: TokenDelta, now: float) -> bool:
         """All results are for the API process."""
@@ -362,7 +363,8 @@ class DecodeRole:
         self._scheduler.fail(room.request.request_id, error, refusal)
 
     def _leave(self, room: _Room, error: str | None) -> None:
-        """The prefill engine is told why, unless it knows."""
+        """Closes the room. The prefill engine gets the reason, unless it knows; then `error` is
+        None."""
         if error is not None:
             self._ports.prefill.send(Cancel(room.number, error))
         self._close(room)
@@ -383,7 +385,7 @@ def _not_begun(rooms: Sequence[_Room | None]) -> list[_Room]:
 
 
 def _awaited(room: _Room) -> str:
-    """For messages: what its request waits for."""
+    """What a room's request waits for, in words for messages."""
     if room.received:
         return "the attestation"
     return "the prompt" if room.arrival.finished is None else "the pages of the prompt"

@@ -13,18 +13,18 @@ import msgspec
 from sluice_runtime.handover.messages import Message
 
 MAX_GREETING_BYTES: Final = 64 << 10
-"""Of a frame before the greeting is accepted: whoever sent it may not have the key."""
+"""Limit of a frame before the greeting is accepted: its sender may not have the key."""
 MAX_FROM_DECODE_BYTES: Final = 32 << 20
-"""A prompt and its settings."""
+"""Limit of a frame from a decode engine: a prompt and its settings."""
 MAX_FROM_PREFILL_BYTES: Final = 64 << 20
-"""The logprobs of a long prompt."""
+"""Limit of a frame from a prefill engine: the logprobs of a long prompt."""
 _LENGTH_BYTES: Final = 4
 
 T = TypeVar("T")
 
 
 class FramingError(Exception):
-    """What arrived is no frame or no message of ours: the connection ends."""
+    """A frame or message that is not valid: the connection ends."""
 
 
 class FrameReader:
@@ -32,7 +32,7 @@ class FrameReader:
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        """Of a payload; grows when the greeting is accepted."""
+        """Limit of a payload; grows when the greeting is accepted."""
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
@@ -67,7 +67,7 @@ def frame(message: Message) -> bytes:
 
 
 def payload_bytes(framed: bytes) -> int:
-    """What a `FrameReader` holds against its limit."""
+    """Bytes of a framed payload that a `FrameReader` counts against its limit."""
     return len(framed) - _LENGTH_BYTES
 
 

@@ -1,7 +1,7 @@
 """Rooms whose prompt is computed and whose pages are held, for two threads.
 
 The engine's loop says from when on and until when; the connections' thread may attest it meanwhile,
-so that nobody waits for the loop's step to end. Knows no page.
+so that no peer waits for the loop's step to end. Knows no page.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ class HeldRooms:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._peers: dict[int, int] = {}
-        """By room."""
+        """Peer that may read each held room."""
 
     def hold(self, room: int, peer: int) -> None:
-        """By the loop: whatever `peer` reads of this room is valid, until `let_go`."""
+        """Called by the loop: all reads of this room by `peer` are valid until `let_go`."""
         with self._lock:
             self._peers[room] = peer
 
     def let_go(self, room: int) -> None:
-        """By the loop, before the pages may be used again; unknown rooms are ignored."""
+        """Called by the loop before the pages may be used again; unknown rooms are ignored."""
         with self._lock:
             self._peers.pop(room, None)
 
     def attest(self, room: int, peer: int) -> bool:
-        """By the connections: whether the pages were held until now; asked once for each room."""
+        """Called by the connections: whether the pages were held until now; asked once for each
+        room."""
         with self._lock:
             if self._peers.get(room) != peer:
                 return False

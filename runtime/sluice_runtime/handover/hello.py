@@ -28,7 +28,7 @@ _hello_decoder = msgspec.msgpack.Decoder(Hello)
 
 
 class _AnyHello(msgspec.Struct, frozen=True, tag="Hello"):
-    """What a `Hello` of every version has."""
+    """Fields of a `Hello` of every version."""
 
     version: int
 
@@ -37,15 +37,15 @@ _any_hello_decoder = msgspec.msgpack.Decoder(_AnyHello)
 
 
 class GreetingError(Exception):
-    """The answer to our `Hello` is a refusal, or nothing that we go on with."""
+    """The answer to our `Hello` is a refusal, or not acceptable."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeIdentity:
-    """What a decode engine says of itself, and wants of a prefill engine."""
+    """Identity of a decode engine, and what it requires of a prefill engine."""
 
     keys: Keys = field(repr=False)
-    """The service's."""
+    """Keys of the service."""
     epoch: str
     name: str
     fingerprint: KvFingerprint
@@ -56,10 +56,10 @@ class DecodeIdentity:
 
 @dataclass(frozen=True, slots=True)
 class PrefillIdentity:
-    """What a prefill engine says of itself."""
+    """Identity of a prefill engine."""
 
     keys: Keys = field(repr=False)
-    """The service's."""
+    """Keys of the service."""
     epoch: str
     fingerprint: KvFingerprint
     backend: str
@@ -114,7 +114,7 @@ def read_hello(payload: bytes) -> Hello | Refused:
 
 
 def refusal_of(us: PrefillIdentity, hello: Hello, now_unix: float) -> Refused | None:
-    """Why a greeting is not accepted. Nothing is said of us to whoever does not have the key."""
+    """Why a greeting is not accepted. A peer without the key learns nothing about us."""
     if not is_signed(us.keys(), _hello_message(hello), hello.signature):
         return Refused("NotSigned", "the greeting is not signed with this service's key")
     age_seconds = now_unix - hello.unix_seconds
@@ -194,12 +194,12 @@ def _fingerprint_refusal(
 
 
 def _hello_message(hello: Hello) -> bytes:
-    """What is signed of it."""
+    """Bytes of a `Hello` that are signed."""
     unsigned = msgspec.structs.replace(hello, signature="")
     return _HELLO_LABEL + _encoder.encode(unsigned)
 
 
 def _welcome_message(welcome: Welcome, nonce: str) -> bytes:
-    """What is signed of it."""
+    """Bytes of a `Welcome` that are signed, with the nonce of its `Hello`."""
     unsigned = msgspec.structs.replace(welcome, signature="")
     return _WELCOME_LABEL + _encoder.encode((nonce, unsigned))

@@ -1,7 +1,7 @@
-"""Reads of pages, each with a lease: our pages are nobody else's until a read is over.
+"""Reads of pages, each with a lease: our pages have no other owner until a read is over.
 
 A read that ended in doubt, and whose bytes may still arrive, takes its pages out of the pool. When
-that has cost too much of it, the process has to start anew. Knows no message of a prefill engine.
+that has cost too much of it, the process has to be restarted. Knows no message of a prefill engine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sluice_runtime.scheduler.scheduler import Scheduler
 _log = logging.getLogger("sluice.handover")
 
 MAX_QUARANTINED: Final = 0.1
-"""Share of the pool: an engine that has lost more ends, to be started anew."""
+"""Largest share of the pool in quarantine; an engine with more ends, to be restarted."""
 
 
 class LeasedReads:
@@ -29,7 +29,8 @@ class LeasedReads:
         self._numbers = count()
         self._under_way: dict[int, PageRead] = {}
         self.quarantined_pages = 0
-        """Out of the pool for good: a read that timed out may still write them."""
+        """Number of pages that left the pool for good: a read that timed out may still write
+        them."""
         self._pool_pages = scheduler.status().pages_total
 
     def __len__(self) -> int:
@@ -62,7 +63,7 @@ class LeasedReads:
         return [(self._end(result).room, result) for result in results]
 
     def cancel(self, room: int) -> None:
-        """What has not begun need not be read any more."""
+        """Cancels reads of this room that have not begun."""
         self._port.cancel(room)
 
     def counts(self) -> ReadCounts:

@@ -10,12 +10,13 @@ class HandoverLimits:
     """Deadlines, in seconds."""
 
     total_seconds: float = 300.0
-    """From a request's arrival until it decodes; so long a prefill engine works for a room too."""
+    """Seconds from a request's arrival until it decodes, and of a prefill engine's work for a
+    room."""
     hold_seconds: float = 60.0
     """How long a prefill engine keeps the pages of a prompt that is computed."""
     transfer_seconds: float = 60.0
-    """From the first token until all pages are read."""
+    """Seconds from the first token until all pages are read."""
     attest_seconds: float = 15.0
-    """From the last page until the prefill engine says that it held them."""
+    """Seconds from the last page until the prefill engine attests that it held them."""
     check_seconds: float = 0.5
     """How often deadlines are looked at."""

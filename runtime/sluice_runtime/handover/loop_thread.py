@@ -23,7 +23,7 @@ _JOIN_SECONDS: Final = 10.0
 
 
 class HandoverThreadError(Exception):
-    """The thread of the control connections died. The engine cannot go on."""
+    """The thread of the control connections died. The engine cannot continue."""
 
 
 class LoopThread(Generic[E]):
@@ -45,17 +45,18 @@ class LoopThread(Generic[E]):
         self._thread.start()
 
     def call(self, callback: Callable[[Unpack[Args]], object], *args: *Args) -> None:
-        """In the thread, soon, in the order of the calls; dropped once it has ended."""
+        """Runs `callback` in the thread, soon, in the order of the calls; dropped once it has
+        ended."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback, *args)
 
     def put(self, event: E) -> None:
-        """In the thread: for `events`."""
+        """Called in the thread: adds an event for `events`."""
         self._arrived.append(event)
         self._wake()
 
     def events(self) -> list[E]:
-        """What was put since the last call.
+        """Events that were put since the last call.
 
         Raises:
             HandoverThreadError: the thread died.
@@ -65,7 +66,7 @@ class LoopThread(Generic[E]):
         return [self._arrived.popleft() for _ in range(len(self._arrived))]
 
     def close(self) -> None:
-        """Ends the thread; nothing is put, and nobody woken, after this."""
+        """Ends the thread; after this no event is put, and `wake` is not called."""
         self.call(self._stop_serving)
         self._thread.join(_JOIN_SECONDS)
 
@@ -87,7 +88,8 @@ class LoopThread(Generic[E]):
             self._stop.set_result(None)
 
     def _fail(self, error: BaseException) -> None:
-        """Before the connections end: the engine acts on no event that comes of this."""
+        """Notes the failure before the connections end: the engine acts on no event that follows
+        from it."""
         if self.failure is not None:
             return
         self.failure = f"{type(error).__name__}: {error}"
@@ -96,7 +98,7 @@ class LoopThread(Generic[E]):
         self._wake()
 
     def _went_wrong(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Of a connection, or for want of descriptors: logged. All else ends the thread."""
+        """Logs an error of a connection, or a lack of descriptors. Any other ends the thread."""
         error = context.get("exception")
         if "transport" in context or isinstance(error, OSError):
             _log.error("%s: %s", self._thread.name, context["message"], exc_info=error)

@@ -1,4 +1,4 @@
-"""What a decode engine and a prefill engine say to each other over the control connection.
+"""Messages between a decode engine and a prefill engine over the control connection.
 
 The decode engine connects, greets, and opens a *room* for each request: a number of 63 random bits
 that names the request on both sides until it ends. The prefill engine announces each chunk that is
@@ -34,15 +34,15 @@ class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
 
 
 class Hello(Message, frozen=True):
-    """Decode → prefill, first of all."""
+    """Decode → prefill, the first message."""
 
     version: int
     epoch: str
-    """Of the decode engine."""
+    """Life (epoch) of the decode engine."""
     name: str
-    """Its pod's, for messages."""
+    """Name of the decode engine's pod, for messages."""
     prefill_epoch: str
-    """The life of the prefill engine that is meant; another one refuses."""
+    """Life (epoch) of the prefill engine that is meant; another one refuses."""
     fingerprint: dict[str, str | int | None]
     """`KvFingerprint` as JSON."""
     unix_seconds: float
@@ -52,7 +52,8 @@ class Hello(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """Prefill → decode: the answer to `Hello`, signed too: pages are read from nobody else."""
+    """Prefill → decode: the answer to `Hello`, signed too, so that pages are read from no other
+    peer."""
 
     epoch: str
     session: str
@@ -60,7 +61,7 @@ class Welcome(Message, frozen=True):
     backend: str
     """Name of the transfer backend; the decode engine's must be the same."""
     pool_address: int
-    """Of page 0; page `n` begins `n * page_bytes` further."""
+    """Address of page 0; page `n` begins `n * page_bytes` further."""
     page_bytes: int
     pages: int
     staged: bool
@@ -69,7 +70,7 @@ class Welcome(Message, frozen=True):
     signature: str
     """HMAC over all the other fields and the nonce of the `Hello`."""
     parts: int = 1
-    """Of each page, one behind the other: one for each rank, with its heads of all layers."""
+    """Parts of each page, one behind the other: one for each rank, with its heads of all layers."""
 
 
 class Bootstrap(Message, frozen=True):
@@ -77,7 +78,8 @@ class Bootstrap(Message, frozen=True):
 
     room: int
     request: Generate
-    """As the decode engine got it; times and credit in it mean nothing to the prefill engine."""
+    """Request as the decode engine got it; its times and credit mean nothing to the prefill
+    engine."""
     held_tokens: int
     """Leading tokens, in whole pages, that the decode engine has cached: not announced to it."""
     prompt_hash: str
@@ -90,7 +92,8 @@ class Chunk(Message, frozen=True):
 
     room: int
     start: int
-    """Larger than in the chunk before, or again the first one's: the prompt was computed anew."""
+    """First token of the chunk. It follows the previous chunk; or it is the first chunk's again,
+    where the prompt is computed a second time."""
     end: int
     page_ids: tuple[int, ...]
     checksum: int
@@ -105,11 +108,11 @@ class Finished(Message, frozen=True):
     end: int
     """Tokens of the prompt: the last chunk ends here."""
     prompt_hash: str
-    """Of the tokens that were computed."""
+    """`PromptHash` of the tokens that were computed, in hexadecimal."""
     cached_tokens: int
     """Prompt tokens that the prefill engine had cached."""
     queue_seconds: float = 0.0
-    """From `Bootstrap` to the first step that computed some of it."""
+    """Seconds from `Bootstrap` to the first step that computed some of the prompt."""
     logprob: TokenLogprob | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
 
@@ -141,7 +144,7 @@ class Failed(Message, frozen=True):
     error: str
     """One line for the client."""
     refusal: Refusal
-    """Its kind: `invalid` is the request's fault, everything else may work elsewhere."""
+    """Kind of the failure: `invalid` is the request's fault, everything else may work elsewhere."""
 
 
 class Refused(Message, frozen=True):
@@ -154,7 +157,7 @@ class Refused(Message, frozen=True):
 
 
 class Cancel(Message, frozen=True):
-    """Decode → prefill: the request is not wanted any more; unknown rooms are ignored."""
+    """Decode → prefill: the request is cancelled; unknown rooms are ignored."""
 
     room: int
     error: str = ""

@@ -21,15 +21,15 @@ class LocalPages:
     """Where our own pages are."""
 
     address: int
-    """Of page 0."""
+    """Address of page 0."""
     page_bytes: int
     parts: int = 1
-    """Of each page: our ranks."""
+    """Parts of each page: our ranks."""
     kv_heads: int = 1
-    """Of all of them together."""
+    """Key heads of all ranks together."""
 
     def divides(self, parts: int) -> bool:
-        """Whether pages of an engine of so many ranks have whole heads in each part."""
+        """Whether pages of an engine with `parts` ranks have whole heads in each part."""
         return parts == self.parts or (parts > 0 and self.kv_heads % parts == 0)
 
 
@@ -48,7 +48,7 @@ class PageReads:
         self._timeout_seconds = timeout_seconds
         self._wake = wake
         self._jobs: dict[int, tuple[ReadJob, int]] = {}
-        """With the number of its read, by the identity of the job."""
+        """Jobs and the numbers of their reads, by the identity of the job."""
         self._refused: list[PagesRead] = []
 
     def submit(self, read: PageRead) -> None:

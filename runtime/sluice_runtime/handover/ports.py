@@ -1,4 +1,4 @@
-"""Between the engine's loop and the threads that speak to other engines: values and two protocols.
+"""Ports between the engine's loop and the threads that talk to other engines: values and protocols.
 
 The loop calls these methods between steps; none of them waits. Whatever arrives sets the loop's
 `Wakeup`. Knows neither sockets nor the scheduler.
@@ -31,9 +31,9 @@ class PeerMemory:
     page_bytes: int
     pages: int
     staged: bool = False
-    """As in `Welcome`."""
+    """Whether chunks are announced with copies of their pages, as in `Welcome`."""
     parts: int = 1
-    """As in `Welcome`."""
+    """Parts of each page, as in `Welcome`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +91,15 @@ class PageRead:
     """Pages of a prefill engine that are to be copied into pages of ours."""
 
     number: int
-    """Its own."""
+    """Number of the read."""
     room: int
     memory: PeerMemory
     page_ids: tuple[int, ...]
-    """Of the prefill engine."""
+    """Source pages, in the prefill engine."""
     local_page_ids: tuple[int, ...]
-    """As many of ours."""
+    """Destination pages of ours, as many as `page_ids`."""
     checksum: int
-    """As in `Chunk`."""
+    """Checksum of the pages, as in `Chunk`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class PagesRead:
 
 @dataclass(frozen=True, slots=True)
 class ReadCounts:
-    """Of all reads since the start."""
+    """Counts of all reads since the start."""
 
     read_bytes: int = 0
     read_seconds: float = 0.0
@@ -129,15 +129,15 @@ class PrefillPort(Protocol):
     """The prefill engine's end: its bootstrap endpoint."""
 
     def events(self) -> list[PrefillEvent]:
-        """What has arrived since the last call, in order.
+        """Events since the last call, in order.
 
         Raises:
-            HandoverThreadError: its thread died; the engine cannot go on.
+            HandoverThreadError: its thread died; the engine cannot continue.
         """
         ...
 
     def send(self, peer: int, message: Chunk | Finished | Failed) -> None:
-        """To a decode engine; dropped when the connection is gone."""
+        """Sends to a decode engine; dropped when the connection is gone."""
         ...
 
     def hold(self, room: int, peer: int) -> None:
@@ -146,7 +146,7 @@ class PrefillPort(Protocol):
         ...
 
     def let_go(self, room: int) -> None:
-        """Before the pages may be used again: nothing is attested from now on."""
+        """Called before the pages may be used again: nothing is attested from now on."""
         ...
 
 
@@ -154,14 +154,14 @@ class PagePublisher(Protocol):
     """Makes computed pages readable by decode engines."""
 
     def publish(self, pages: ComputedPages) -> None:
-        """They stay as they are until the room ends."""
+        """Makes `pages` readable; they do not change until the room ends."""
         ...
 
     def chunks(self) -> list[Chunk]:
-        """What can be announced since the last call; of each room in order.
+        """Chunks that can be announced since the last call; those of a room are in order.
 
         Raises:
-            HandoverThreadError: its thread died; the engine cannot go on.
+            HandoverThreadError: its thread died; the engine cannot continue.
         """
         ...
 
@@ -188,25 +188,25 @@ class DecodePort(Protocol):
         ...
 
     def send(self, message: ChunkRead | Received | Cancel) -> None:
-        """To the engine of its room; dropped when the connection is gone."""
+        """Sends to the engine of the message's room; dropped when the connection is gone."""
         ...
 
     def close(self, room: int) -> None:
-        """No more events of this room: it has ended here."""
+        """Ends the events of this room, which has ended here."""
         ...
 
     def events(self) -> list[DecodeEvent]:
-        """What has arrived since the last call, in order. A room is closed with `Attested`,
-        `Failed` or `RoomLost`.
+        """Events since the last call, in order. A room is closed with `Attested`, `Failed` or
+        `RoomLost`.
 
         Raises:
-            HandoverThreadError: its thread died; the engine cannot go on.
+            HandoverThreadError: its thread died; the engine cannot continue.
         """
         ...
 
 
 class Grammars(Protocol):
-    """What the roles use of the engine's grammar queue."""
+    """The part of the engine's grammar queue that the roles use."""
 
     def add(self, message: Generate) -> None:
         """A request with a grammar, which has to be compiled before it runs."""
@@ -226,7 +226,7 @@ class Grammars(Protocol):
 
 
 class PagePort(Protocol):
-    """Copies pages of prefill engines into ours, beside the loop."""
+    """Copies pages of prefill engines into ours, concurrently with the loop."""
 
     def submit(self, read: PageRead) -> None:
         """Exactly one result follows, whatever happens."""

@@ -54,13 +54,13 @@ class ClientSettings:
     connect_seconds: float = 2.0
     idle_seconds: float = 300.0
     max_sent_bytes: int = MAX_FROM_DECODE_BYTES
-    """Of one message."""
+    """Largest size of one message."""
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
 
 
 @dataclass(frozen=True, slots=True)
 class Greeter:
-    """What a greeting is made of."""
+    """Inputs of a greeting."""
 
     us: DecodeIdentity
     unix_seconds: Callable[[], float]
@@ -102,7 +102,7 @@ class PrefillLink:
         """No room can be opened any more."""
 
     async def run(self) -> None:
-        """Until the connection is lost, or cannot be had; each room is told."""
+        """Serves until the connection is lost, or cannot be made; each room gets a `RoomLost`."""
         reason = await self._until_lost()
         self.ended = True
         self._keep_idle_timer(False)

@@ -66,18 +66,18 @@ class _Room:
     number: int
     peer: int
     request_id: str
-    """The engine's own."""
+    """Request id within this engine."""
     label: str
-    """For logs."""
+    """Name of the request in logs."""
     prompt_tokens: int
     held_tokens: int
     deadline: float
     computed: PromptHash = field(default_factory=PromptHash)
-    """Of the tokens that were computed, or found cached, so far."""
+    """Hash of the tokens that were computed, or found cached, so far."""
     leased: bool = False
     """Whether the scheduler keeps its pages."""
     first_token: TokenDelta | None = None
-    """Once it is computed and chunks before it are still to be announced."""
+    """First token, while it is computed and earlier chunks are still to be announced."""
     finished: bool = False
     """Whether the first token was sent."""
     traceparent: str = ""
@@ -87,7 +87,7 @@ class _Room:
 
 @dataclass(frozen=True, slots=True)
 class PrefillPorts:
-    """What the role speaks through."""
+    """Ports of the role to decode engines, and to the publisher of pages."""
 
     decode: PrefillPort
     pages: PagePublisher
@@ -119,7 +119,7 @@ class PrefillRole:
         self._numbers = count()
         self._failures: Counter[str] = Counter()
         self._lame_duck_seconds: float | None = None
-        """Set once it is told to leave."""
+        """Seconds of the lame-duck time; set when the role is asked to leave."""
         self._refuses_from = inf
         """When no more rooms are opened."""
         self._draining = False
@@ -321,7 +321,7 @@ class PrefillRole:
         return f"the queue is full for one tenant: {error}", "overloaded"
 
     def _finish_announced(self, room: _Room, now: float) -> None:
-        """The first token is told behind the last chunk."""
+        """Sends the first token once the last chunk was announced."""
         if (delta := room.first_token) and not self._publisher.pending(room.number):
             room.first_token = None
             self._finish(room, delta, now)
@@ -365,7 +365,7 @@ class PrefillRole:
         self._port.send(room.peer, Failed(room.number, error, refused))
 
     def _end(self, room: _Room) -> None:
-        """Its pages may be used again; what is not computed of it will not be."""
+        """Closes the room: releases its pages and cancels unfinished prefill."""
         del self._rooms[room.number]
         self._port.let_go(room.number)
         self._publisher.forget(room.number)

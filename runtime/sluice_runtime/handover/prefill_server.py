@@ -67,7 +67,7 @@ class ServerSettings:
     """Connections that have not greeted yet. One more ends the oldest: decode engines greet at
     once."""
     max_sent_bytes: int = MAX_FROM_PREFILL_BYTES
-    """Of one message."""
+    """Largest size of one message."""
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
 
 
@@ -101,10 +101,10 @@ class PrefillServer:
         return self._thread.failure
 
     def events(self) -> list[PrefillEvent]:
-        """What has arrived since the last call, in order.
+        """Events since the last call, in order.
 
         Raises:
-            HandoverThreadError: the thread died; the engine cannot go on.
+            HandoverThreadError: the thread died; the engine cannot continue.
         """
         return self._thread.events()
 
@@ -114,11 +114,11 @@ class PrefillServer:
         self._thread.call(self._peers.send, peer, message)
 
     def hold(self, room: int, peer: int) -> None:
-        """From now on `Received` of this room is answered at once."""
+        """Has `Received` of this room answered at once from now on."""
         self._held.hold(room, peer)
 
     def let_go(self, room: int) -> None:
-        """Nothing is attested from now on."""
+        """Attests nothing of this room from now on."""
         self._held.let_go(room)
 
     def close(self) -> None:

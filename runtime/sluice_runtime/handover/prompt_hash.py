@@ -1,4 +1,4 @@
-"""What both engines say of a prompt before its pages are used: that it is the same one."""
+"""Hash by which both engines agree, before pages are used, that they mean the same prompt."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class PromptHash:
 
 
 def prompt_hash(token_ids: Sequence[int]) -> str:
-    """The same over all tokens of a prompt, in hexadecimal."""
+    """`PromptHash` of all tokens of a prompt, in hexadecimal."""
     whole = PromptHash()
     whole.add(token_ids)
     return whole.hexdigest()

@@ -11,7 +11,7 @@ from sluice_runtime.handover.messages import Chunk
 from sluice_runtime.handover.ports import ComputedPages
 
 Checksum = Callable[[Sequence[int], int], int]
-"""Of the bytes of these pages, in this order, for this room."""
+"""Checksum of the bytes of these pages, in this order, for this room."""
 
 
 class HostPublisher:
@@ -42,6 +42,6 @@ class HostPublisher:
 
 
 def chunk_of(pages: ComputedPages, checksum: int, copies: tuple[int, ...] | None = None) -> Chunk:
-    """What is announced of pages, or of copies of them."""
+    """Announcement of pages, or of copies of them."""
     ids = pages.page_ids if copies is None else copies
     return Chunk(pages.room, pages.start, pages.end, ids, checksum)

@@ -1,9 +1,9 @@
-"""Makes computed pages readable that nobody else reaches: a thread copies them into blocks of host
-memory.
+"""Publishes pages that peers cannot reach: a thread copies them into blocks of host memory.
 
-In order, in parts of a block; a block is used again when the decode engine has read it, or when its
-room has ended. So a few blocks are enough for prompts of any length, and a prompt that waits for
-one waits for nothing but reads. Knows neither requests nor sockets, and no device.
+Pages are copied in order, in parts of a block; a block is used again when the decode engine has
+read it, or when its room has ended. So a few blocks are enough for prompts of any length, and a
+prompt that waits for one waits for nothing but reads. Knows neither requests nor sockets, and no
+device.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from sluice_runtime.handover.transfer.staging import StagingMemory
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """What a `StagedPublisher` copies through."""
+    """Inputs of a `StagedPublisher`."""
 
     memory: StagingMemory
     page_bytes: int
     page_tokens: int
     checksum: Checksum
-    """Of the pages themselves, since others may be able to write into the copies."""
+    """Checksum of the pages themselves, since others may be able to write into the copies."""
     copies: bool = True
     """Whether decode engines read copies; else the pages themselves, and only checksums are left
     to the thread."""
@@ -119,7 +119,7 @@ class StagedPublisher:
             staging.memory.to_host(block, runs(pages, staging.page_bytes))
         checksum = staging.checksum(pages, part.room)
         with self._changed:
-            # Forgotten meanwhile: nobody will read it, and nobody would give the block back.
+            # A room that was forgotten meanwhile: no engine will read the block or give it back.
             if self._open[part.room] == 0:
                 self._release(block)
             elif staging.copies:

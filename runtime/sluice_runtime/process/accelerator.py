@@ -1,4 +1,4 @@
-"""What this container computes on: its processors, or the GPUs that engine.json asks for.
+"""The accelerator of this container: its processors, or the GPUs that engine.json asks for.
 
 Device files say whether there are GPUs; what they are called and how much memory they have is asked
 of NVIDIA's management library, or read from the files of AMD's driver. Needs no torch, so that the
@@ -19,12 +19,13 @@ from sluice_contract.config.engine import EngineConfig
 from sluice_runtime.errors import AcceleratorMissingError
 
 FindAccelerator = Callable[[EngineConfig], Accelerator]
-"""From a configuration to what the engine computes on; raises AcceleratorMissingError."""
+"""Finds the accelerator that an engine with this configuration computes on; raises
+AcceleratorMissingError."""
 
 NVIDIA_FILES: Final = "dev/nvidia[0-9]*"
 AMD_FILES: Final = "dev/dri/renderD*"
 DEVICE_FILES: Final = (NVIDIA_FILES, "dev/kfd", AMD_FILES)
-"""Of NVIDIA's driver, and of AMD's."""
+"""Device files of NVIDIA's driver, and of AMD's."""
 
 logger = logging.getLogger("sluice.engine")
 

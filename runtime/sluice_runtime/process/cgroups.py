@@ -25,7 +25,7 @@ def folders(root: Path, controller: str) -> list[Path]:
 
 
 def text(path: Path) -> str:
-    """What the file holds; nothing where there is no such file."""
+    """Content of the file; empty where there is no such file."""
     try:
         return path.read_text()
     except OSError:

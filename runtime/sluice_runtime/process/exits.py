@@ -19,7 +19,7 @@ FAILED: Final = 1
 STARTUP: Final = EXIT_REFUSED
 """Configuration, model or memory: starting again will not help."""
 ENGINE_FAILED: Final = 3
-"""API process to supervisor: the engine has failed, and the reason is told."""
+"""API process to supervisor: the engine has failed, and the reason was reported."""
 ENGINE_LOST: Final = 4
 """API process to supervisor: the engine process has gone without a word."""
 

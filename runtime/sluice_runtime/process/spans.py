@@ -18,16 +18,16 @@ from sluice_runtime.errors import InvalidConfigError
 ENGINE: Final = "sluice.engine"
 """A request in the engine that answers it, from its arrival to the end of its answer."""
 PREFILL: Final = "sluice.prefill"
-"""From the arrival to the first token, where the prompt is computed: queue, then chunks."""
+"""Span from the arrival to the first token, where the prompt is computed: queue, then chunks."""
 TRANSFER: Final = "sluice.transfer"
-"""In a decode engine: from the arrival until the prompt is there and attested."""
+"""Span of a decode engine, from the arrival until the prompt is there and attested."""
 DECODE: Final = "sluice.decode"
-"""From the first token to the last."""
+"""Span from the first token to the last."""
 
 
 @contextmanager
 def recorder(config: EngineConfig, process: str) -> Iterator[Record | None]:
-    """What takes the spans of a process of the engine: `api` or `engine`.
+    """Recorder of the spans of a process of the engine: `api` or `engine`.
 
     Raises:
         InvalidConfigError: there is a collector to send them to, and nothing to send them with.

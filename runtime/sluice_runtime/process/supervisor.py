@@ -22,7 +22,7 @@ _SECOND_END_SECONDS: Final = 10.0
 """How long the second child has to end by itself after the first: it still answers clients or
 delivers its last messages."""
 _STOP_SECONDS: Final = 2.0
-"""Between SIGTERM and SIGKILL for a child that outlived the other."""
+"""Seconds between SIGTERM and SIGKILL for a child that outlived the other."""
 _PR_SET_PDEATHSIG: Final = 1
 _LIBC: Final = ctypes.CDLL(None)
 
@@ -141,7 +141,7 @@ class Supervisor:
 
 
 def _in_child() -> None:
-    """Between fork and exec: restores the signal mask, and lets the kernel kill the child if the
-    supervisor dies."""
+    """Runs between fork and exec: restores the signal mask, and lets the kernel kill the child if
+    the supervisor dies."""
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,6 +1,6 @@
 """`python -m sluice_runtime.server --config FILE --endpoint ipc://PATH`: the API process.
 
-Started by the supervisor (`launch`) beside the engine process.
+Started by the supervisor (`launch`), next to the engine process.
 """
 
 from __future__ import annotations

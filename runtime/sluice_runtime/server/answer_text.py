@@ -54,7 +54,7 @@ class Piece:
     prompt_ids: Sequence[int] | None = None
     """Ids of the prompt, on the first piece; None when not requested."""
     reasoning: str = ""
-    """What the model writes before its answer as reasoning; not in `text`."""
+    """Reasoning that the model writes before its answer; not in `text`."""
     in_text: bool = True
     """Whether tokens of it without text are surely of the text, not of reasoning or a call."""
     reasoning_tokens: int = 0
@@ -64,7 +64,7 @@ class Piece:
     drawn_ids: tuple[int, ...] = ()
     """The ids of all `tokens`."""
     drawn_scores: tuple[TokenLogprob, ...] = ()
-    """Their logprobs, if requested."""
+    """Logprobs of all `tokens`, if requested."""
 
     @property
     def ongoing_calls(self) -> tuple[CallPart, ...]:
@@ -216,7 +216,8 @@ class AnswerText:
         return scored
 
     def _visible(self, delta: TokenDelta) -> Sequence[int]:
-        """The delta's tokens without the stop token, unless the client wants it in the text."""
+        """Tokens of the delta without the stop token, unless the client asked for it in the
+        text."""
         ids = delta.token_ids
         ended_by_token = delta.finish_reason == "stop" and ids and not self._plan.keeps_stop
         return ids[:-1] if ended_by_token and ids[-1] in self._plan.stop_token_ids else ids

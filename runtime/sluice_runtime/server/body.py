@@ -1,4 +1,4 @@
-"""From the bytes of a request to a typed request; every refusal names the field.
+"""Parses the bytes of a request into a typed request; every refusal names the field.
 
 A body is read, its values are counted before its JSON is parsed, and then its fields are
 validated. Also reads the headers that any client may set: routing key and trace.

@@ -19,7 +19,7 @@ from sluice_runtime.server.fields import LIST, STRING, RequestModel, by_type, is
 
 MAX_TYPE_CHARACTERS: Final = 64
 GAP: Final = "\n\n"
-"""Between texts that were not written as one."""
+"""Separator of texts that were not written as one."""
 UNSEEN: Final = Tag("not seen")
 """Like all tags of more than one word, no refusal shows it."""
 _USERS: Final = ("user", "system", "developer")
@@ -28,7 +28,7 @@ _CONTENTS: Final = (
     ("image", "images"), ("screenshot", "images"), ("audio", "audio"), ("video", "video"),
     ("file", "files"), ("document", "files"),
 )  # fmt: skip
-"""What a model does not read, by a part of the type's name."""
+"""Kinds of content that a model does not read, by a part of the type's name."""
 
 
 class Unseen(RequestModel):
@@ -48,12 +48,12 @@ class Unseen(RequestModel):
 
     @property
     def text(self) -> str:
-        """What the model sees in its place."""
+        """Text that the model sees in place of the part."""
         return f"[{self.type}: not supported by this model]"
 
 
 class UnseenAt(NamedTuple):
-    """Such a part, and its place within a turn."""
+    """An unseen part, and its place within a turn."""
 
     part: Unseen
     place: str = ""
@@ -89,7 +89,7 @@ def by_known_type(tags: Mapping[str, str], otherwise: str) -> Discriminator:
 def unseen_among(
     parts: object, place: str = ".content", *, is_result: bool = False
 ) -> Iterator[UnseenAt]:
-    """What the model does not see of a content, which has parts if it is a list."""
+    """Unseen parts of a content; there are none unless it is a list."""
     for number, part in enumerate(parts if isinstance(parts, list) else ()):
         if isinstance(part, Unseen):
             yield UnseenAt(part, f"{place}[{number}]", is_result)
@@ -139,7 +139,7 @@ ContentParts = Annotated[
     Field(fail_fast=True),
     AfterValidator(_some_parts),
 ]
-"""Of messages in chats and in responses."""
+"""Parts of a message's content in chats and in responses."""
 Content = Annotated[
     Annotated[str, STRING] | Annotated[ContentParts, LIST],
     by_type("a string or a list of text parts"),
@@ -157,7 +157,8 @@ def text_of_parts(parts: Sequence[TextPart | RefusalPart | Unseen]) -> str:
 
 
 def skipped_paths(field: str, turns: Sequence[SeenTurn]) -> list[str]:
-    """What the response's header names, each kind and place once: `messages[].content[].image`."""
+    """Paths that the response's header names, each kind and place once:
+    `messages[].content[].image`."""
     return list(
         dict.fromkeys(
             f"{field}[]{_NUMBER.sub('', unseen.place)}.{unseen.part.type}"

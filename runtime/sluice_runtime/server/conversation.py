@@ -25,7 +25,7 @@ class RenderedChat:
 
     prompt: str
     changes: tuple[str, ...] = ()
-    """What was changed for the template, and what it does not show, as names of fields."""
+    """Changes made for the template, and content that it does not show, as names of fields."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ConversationRenderer:
 
     template: ChatTemplate
     reasoning_end: str
-    """What ends the reasoning in an assistant's message; empty: there is none."""
+    """Text that ends the reasoning in an assistant's message; empty: there is none."""
     unix_seconds: float
     strict: bool
     """Whether a conversation is refused that the template does not take and show as it is."""

@@ -50,13 +50,14 @@ from sluice_runtime.wire.messages import (
 )
 
 SILENCE_SECONDS: Final = 10.0
-"""An engine from which neither a step nor a heartbeat came for so long counts as hung. It sends one
-of them each second, also while a long step computes (`engine.outbox`)."""
+"""Silence after which an engine counts as hung. It sends a step or a heartbeat each second, also
+while a long step computes (`engine.outbox`)."""
 _LOOK_SECONDS: Final = 1.0
 LOADING_SECONDS: Final = 600.0
-"""The same for an engine that loads its model; it reports how much it has read."""
+"""Longest silence of an engine that loads its model; it reports how much it has read."""
 HAND_BACK_SECONDS: Final = 3.0
-"""A step may take so long; then the engine is slow enough for its queue to go elsewhere."""
+"""Time for the engine's answer to a hand-back. A step that takes longer is slow enough that its
+queue goes elsewhere."""
 ENGINE_DIED: Final = EngineFailed("EngineDied", "the engine process has gone")
 """The failure of an engine process that ended without reporting one."""
 ENGINE_HUNG: Final = EngineFailed(
@@ -258,9 +259,9 @@ class EngineClient:
             stream.put(error)
 
     async def hand_back(self, router_ids: Sequence[str], most: int, waits_for: Role) -> int:
-        """Ends at most so many of the requests with these ids, each of which has not begun;
-        returns how many. One call at a time. An engine that does not answer in time keeps none of
-        which no token has come.
+        """Ends at most `most` of the requests with these ids, each of which has not begun; returns
+        how many. One call at a time. If the engine does not answer in time, requests without a
+        token are ended here.
 
         Raises:
             UnavailableError: there is no engine.
@@ -293,7 +294,7 @@ class EngineClient:
         return len(silent)
 
     def _waiting_streams(self, router_ids: Sequence[str]) -> list[list[TokenStream]]:
-        """The choices of each request of which no token has come, in this order."""
+        """Choices of each request that has no token yet, by request, in the order of the ids."""
         groups: dict[str, list[TokenStream]] = {id_: [] for id_ in router_ids if id_}
         for stream in self._streams.values():
             if stream.router_id in groups:
@@ -301,7 +302,7 @@ class EngineClient:
         return [g for g in groups.values() if g and not any(stream.begun for stream in g)]
 
     def drain(self) -> None:
-        """Tells the engine that no more requests will come."""
+        """Announces to the engine that no more requests will come."""
         if self.failure is None:
             self._link.send(Drain())
 
@@ -319,7 +320,7 @@ class EngineClient:
         await self._role_taken
 
     async def rooms_ended(self) -> None:
-        """Of a prefill engine that drains: returns when no decode engine needs it any more."""
+        """Returns when no decode engine needs this prefill engine, which drains, any more."""
         while True:
             load = self.load
             if load and load.handover and load.handover.draining:

@@ -118,7 +118,7 @@ def error_response(error: Exception, path: str = "") -> Response:
 
 
 def error_type(error: Exception) -> str:
-    """In a span: its code as clients see it; of an unexpected error its class."""
+    """Error type in a span: the code as clients see it; an unexpected error's class."""
     kind = _kind_of(error)
     return type(error).__qualname__ if kind is _INTERNAL else kind.code or str(kind.status)
 

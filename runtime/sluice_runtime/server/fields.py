@@ -56,12 +56,13 @@ def note_ignored(info: ValidationInfo, place: str = "") -> None:
 STRING: Final = Tag("a string")
 LIST: Final = Tag("a list")
 OBJECT: Final = Tag("an object")
-"""Of a field's alternatives, by `json_type`. No refusal shows tags: they are no identifiers."""
+"""Tag of an alternative of a field, chosen by `json_type`. No refusal shows tags: they are no
+identifiers."""
 
 
 def by_type(allowed: str, tag: Callable[[object], str | None] = json_type) -> Discriminator:
-    """Chooses among a field's alternatives by the type of the value; `allowed` names them, for a
-    value of which `tag` is None."""
+    """Chooses among a field's alternatives by the type of the value. `allowed` names them, for a
+    value that has no `tag`."""
     return Discriminator(tag, ALTERNATIVES, f"Input should be {allowed}")
 
 
@@ -136,11 +137,11 @@ class SamplingFields(RequestModel):
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     repetition_penalty: float | None = Field(default=None, ge=0.01, le=2)
     logit_bias: LogitBias | None = None
-    """By token id, written as a string."""
+    """Bias of the logits by token id, written as a string."""
 
 
 class AnsweredRequest(RequestModel):
-    """What is asked of any request whose answer is generated."""
+    """Fields of any request whose answer is generated."""
 
     stream: bool | None = None
     priority: int | None = Field(default=None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
@@ -189,7 +190,7 @@ class UnusedFields(RequestModel):
     """Accepted with any value: they do not change the answer."""
 
     early_stopping: Any = None
-    """Of beam search, as is `length_penalty`."""
+    """Parameter of beam search, which is not used, and neither is `length_penalty`."""
     length_penalty: Any = None
     metadata: Any = None
     prediction: Any = None

@@ -44,7 +44,7 @@ _OURS: Final = {
     "max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens",
     "no_stop_trim": "include_stop_str_in_output", "sampling_seed": "seed",
 }  # fmt: skip
-"""By SGLang's name; other names are the same."""
+"""Our names by SGLang's; other names are equal."""
 _THEIRS: Final = {
     "prompt_logprobs": "logprob_start_len", "logprobs": "top_logprobs_num",
 } | {ours: f"sampling_params.{theirs}" for theirs, ours in _OURS.items()}  # fmt: skip
@@ -121,14 +121,14 @@ class GenerateRequest(GenerationRequest):
     """0: computes the prompt only, for its logprobs."""
     n: Literal[1] | None = None
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
-    """Number of top logprobs for each token, besides its own."""
+    """Number of top logprobs for each token, in addition to its own."""
 
     sampling_params: SamplingParams | None = None
     """SGLang's, as are the fields below."""
     return_logprob: bool | None = None
     """Whether to return logprobs of the answer's tokens."""
     top_logprobs_num: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
-    """How many top logprobs beside each token's own, with `return_logprob`."""
+    """Number of top logprobs in addition to each token's own, with `return_logprob`."""
     logprob_start_len: Literal[-1, 0] | None = None
     """0: logprobs of the whole prompt, too."""
     return_text_in_logprobs: Any = None
@@ -144,7 +144,7 @@ class GenerateRequest(GenerationRequest):
 
     @property
     def _translated(self) -> dict[str, Any]:
-        """What SGLang's fields say, by our names."""
+        """SGLang's fields by our names."""
         fields = {} if self.sampling_params is None else self.sampling_params.ours
         if self.return_logprob:
             fields["logprobs"] = self.top_logprobs_num or 0

@@ -38,23 +38,23 @@ class Caller:
     """Where a request comes from, and when it arrived."""
 
     arrival_seconds: float
-    """At this engine, less what it has waited before."""
+    """Arrival time at this engine, less the time that the request has waited before."""
     tenant: str = ""
-    """As in `Generate`."""
+    """Tenant of the request, as in `Generate`."""
     routing_key: str = ""
     names: tuple[str, ...] = ()
     """Names by which the request may be aborted."""
     router_id: str = ""
-    """Its `x-request-id`."""
+    """The request's `x-request-id`."""
     prefill: PrefillEngine | None = None
     """The engine that computes the prompts, if it is another one."""
     traceparent: str = ""
-    """As it came; empty if it is none."""
+    """Header `traceparent` as it came; empty if it is none."""
     moved: int = 0
     prompt_counted: bool = False
-    """As in `Generate`."""
+    """Whether the prompt was counted already, as in `Generate`."""
     waited_seconds: float = 0.0
-    """Before it came here."""
+    """Seconds that the request has waited before it came here."""
 
 
 @dataclass(frozen=True)
@@ -213,12 +213,12 @@ class ResumableChoice:
 
     @property
     def unsent(self) -> tuple[Piece, ...]:
-        """Of a stream: the end, if the client does not know of it."""
+        """The final piece, if the client of a stream does not have it."""
         return self.pieces[-1:] if self.ended and not self.finished else ()
 
     @property
     def sent(self) -> tuple[Piece, ...]:
-        """Of a stream: what the client has."""
+        """Pieces that the client of a stream has."""
         return self.pieces[: len(self.pieces) - len(self.unsent)]
 
 
@@ -228,7 +228,7 @@ class EarlierTokens:
 
     ids: Sequence[int]
     scores: Sequence[TokenLogprob] = ()
-    """As many, or none."""
+    """Logprobs of the ids, one for each, or none at all."""
     cached_tokens: int = 0
     finished: bool = field(default=False, kw_only=True)
 

@@ -84,14 +84,14 @@ _CLIENT_CLOSED_REQUEST: Final = 499
 """The client is gone; proxies log it."""
 
 _NAME_BYTES: Final = 64
-"""Of an ignored field's name, as it is shown."""
+"""Limit of an ignored field's name, as it is shown."""
 _PLACE_BYTES: Final = 192
-"""Of a place in a tool's schema, behind the tool's name."""
+"""Limit of a place in a tool's schema, behind the tool's name."""
 
 
 @dataclass(frozen=True)
 class Route(Generic[RequestT]):
-    """What differs between the routes that generate."""
+    """A route that generates, as far as it differs from the others."""
 
     kind: type[RequestT]
     plan: Callable[[Planner, RequestT], list[ChoicePlan]]
@@ -109,9 +109,9 @@ class PlannedRequest(NamedTuple):
     ignored: list[str]
     """Names of unknown fields, quoted for a header and a log."""
     start: AnswerStart | None
-    """Of a private call: what another engine would need to go on."""
+    """Start of a private call's answer, by which another engine could continue it."""
     head: CallHead | None = None
-    """Of a private call."""
+    """Head of a private call."""
 
     @property
     def running(self) -> int:
@@ -264,7 +264,8 @@ class RequestHandler:
     def _start(
         self, envelope: Envelope, plans: Sequence[ChoicePlan], choices: int, adapter: str
     ) -> AnswerStart:
-        """What another engine would need to go on; `choices`: for each prompt."""
+        """Start of the answer, by which another engine could continue it; `choices`: for each
+        prompt."""
         prompts = [plan.prompt_ids for plan in plans[::choices]]
         return AnswerStart(
             envelope.response_id,
@@ -276,7 +277,7 @@ class RequestHandler:
         )
 
     def _envelope(self, route: Route[Any], resume: Resume | None) -> Envelope:
-        """A new response, or the one that goes on."""
+        """Envelope of a new response, or of the one that is continued."""
         model = self._service.identity.model
         if resume is not None:
             return Envelope(resume.start.id, resume.start.created, model)

@@ -1,4 +1,4 @@
-"""From the listening socket to the application: uvicorn, and the gate that each request passes.
+"""HTTP server: uvicorn on the listening socket, and the gate that each request passes.
 
 The gate refuses new work during a drain and counts the requests in progress, so that a drain knows
 when the last one has finished. A request is in progress until its last byte is sent. The gate also

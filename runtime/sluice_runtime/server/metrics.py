@@ -48,22 +48,22 @@ class Timeline:
     last_token_seconds: float | None = None
     output_tokens: int = 0
     gaps: int = 0
-    """Between the steps that gave it tokens; those of one step arrive together."""
+    """Number of gaps between steps that gave it tokens; tokens of one step arrive together."""
     queue_seconds: float = 0.0
-    """From the arrival to the first step."""
+    """Seconds from the arrival to the first step."""
     answered: bool = False
     """Whether the answer is whole, however the engine ends it."""
     counted: bool = False
     """Whether the counts of the slo have it."""
 
     def ttft_seconds(self, now_seconds: float) -> float:
-        """Without a first token: at least, as of now."""
+        """TTFT in seconds; without a first token, the time waited so far, as a lower bound."""
         first = self.first_token_seconds
         return (now_seconds if first is None else first) - self.arrival_seconds
 
     @property
     def decode_seconds(self) -> float:
-        """From the first token to the last; 0 without any."""
+        """Seconds from the first token to the last; 0 without any."""
         if self.first_token_seconds is None or self.last_token_seconds is None:
             return 0.0
         return self.last_token_seconds - self.first_token_seconds
@@ -165,7 +165,7 @@ class EngineMetrics:
         return prometheus_client.generate_latest(self.registry)
 
     def identify(self, model: str, role: str, revision: str | None) -> None:
-        """What the engine is now; `revision` is None outside a cluster."""
+        """Sets the engine's present identity; `revision` is None outside a cluster."""
         if self._vllm is not None:
             self._vllm.identify(model)
         self._gauges["sluice_engine_info"].clear()
@@ -325,8 +325,8 @@ class EngineMetrics:
         self._counters["sluice_generated_tokens_total"].inc(len(delta.token_ids))
 
     def _raise_to(self, name: str, total: float, *labels: str) -> None:
-        """Raises a counter to the engine's own total. One of the hand-over begins anew with each
-        role that the engine takes."""
+        """Raises a counter to the engine's own total. The hand-over's totals restart with each role
+        that the engine takes."""
         key = "/".join((name, *labels))
         counter, before = self._counters[name], self._totals.get(key, 0)
         rise = total - before if total >= before else total

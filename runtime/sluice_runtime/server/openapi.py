@@ -88,7 +88,8 @@ def events(model: type[BaseModel]) -> Responses:
 
 
 def named_events(model: type[BaseModel], last: str) -> Responses:
-    """The same where each event has its object's type as its name; `last`: of the last one."""
+    """The 200 response of a route whose events have their object's type as name; `last`: name of
+    the last one."""
     description = (
         f"Success. With `stream`, events `data: {model.__name__}`, at last `event: {last}`; or, "
         "after an error, `event: error` with `data: AnthropicErrorAnswer`."

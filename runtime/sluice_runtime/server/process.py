@@ -91,7 +91,7 @@ async def serve(
 async def _live(
     service: Service, config: PlannedConfig, url: str, signals: asyncio.Queue[signal.Signals]
 ) -> int:
-    """From the start of loading to the last response."""
+    """Runs from the start of loading to the last response."""
     engine = asyncio.create_task(service.client.run())
     loading = asyncio.create_task(_become_ready(service, config, url))
     stop_signal = asyncio.create_task(signals.get())
@@ -252,7 +252,8 @@ def _service(
 
 
 def _kept_slo(config: EngineConfig) -> KeptSlo | None:
-    """A prefill engine answers nobody, but may become a decode engine."""
+    """Counts of the slo, also for a prefill engine: it answers no client, but may become a decode
+    engine."""
     return None if config.slo is None else KeptSlo(config.slo)
 
 

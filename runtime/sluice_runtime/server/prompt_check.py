@@ -1,4 +1,4 @@
-"""Which texts of a conversation a rendered prompt does not have.
+"""Finds the texts of a conversation that a rendered prompt lacks.
 
 Knows no template: it looks for the texts in the prompt. A text that the template's own words or
 another text happen to contain is missed only where the template's words contain it.
@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 MAX_CHARACTERS: Final = 1 << 26
-"""What is searched for one request, over all attempts to render it; texts beyond count as shown."""
+"""Most characters searched for one request, over all attempts to render it; texts beyond count as
+shown."""
 TEXT_CHARACTERS: Final = 4_096
-"""What a text costs beside its search."""
+"""Cost of a text in characters, in addition to its search."""
 _CHECKED_TOOLS: Final = 16
 CALLS: Final = "calls"
 
@@ -24,7 +25,7 @@ class _Text:
     kind: str
     """The role of its turn, or `calls`."""
     spellings: tuple[str, ...]
-    """As it is, and as a JSON string."""
+    """Spellings of the text: as it is, and as a JSON string."""
     is_argument: bool = False
     """Whether it is within a call's arguments, which may stand in any order."""
 

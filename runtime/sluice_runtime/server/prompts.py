@@ -1,4 +1,4 @@
-"""From a parsed request to plans for the engine: prompt ids, sampling, limits.
+"""Plans for the engine from a parsed request: prompt ids, sampling, limits.
 
 Tokenising is CPU work: call `plan_*` in a thread.
 """
@@ -61,13 +61,13 @@ class ChoicePlan:
     ignore_eos: bool
     stops: Sequence[str]
     min_tokens: int = 0
-    """Stop strings have no effect before so many tokens."""
+    """Number of tokens before which stop strings have no effect."""
     keeps_stop: bool = False
     """Whether the stop string is included in the text."""
     priority: int = 0
     grammar: Grammar | None = None
     left_out: Sequence[str] = ()
-    """What the request asks for and the grammar does not enforce."""
+    """Constraints of the request that the grammar does not enforce."""
     reading: CallReading | None = None
     """How tool calls are parsed; None: there are none."""
     reasoning: AnswerReasoning | None = None
@@ -81,10 +81,10 @@ class ChoicePlan:
     echo: str | None = None
     """The prompt's text, if the answer begins with it."""
     special_texts: Mapping[int, str] = field(default_factory=dict)
-    """Special tokens that the client wants in the text, with their text."""
+    """Special tokens that the client asked for in the text, with their text."""
     returns_token_ids: bool = False
     template_changes: Sequence[str] = ()
-    """What the chat template made of the conversation, as names of fields."""
+    """Changes of the conversation by the chat template, as names of fields."""
 
     @property
     def shown_tokens(self) -> Mapping[int, str]:
@@ -96,7 +96,8 @@ class ChoicePlan:
 
     @property
     def engine_prompt_logprobs(self) -> int:
-        """What the engine has to compute: an echoed prompt has logprobs like the answer."""
+        """Number of prompt logprobs that the engine computes: an echoed prompt has as many as the
+        answer."""
         echoed = self.logprobs if self.echo is not None else -1
         return max(self.prompt_logprobs, echoed)
 
@@ -107,12 +108,12 @@ class Prompt:
 
     token_ids: list[int]
     echo: str | None = None
-    """Its text, if the answer begins with it."""
+    """Text of the prompt, if the answer begins with it."""
 
 
 @dataclass(frozen=True)
 class ModelText:
-    """What the model's files define about text, loaded once."""
+    """Definitions about text in the model's files, loaded once."""
 
     tokenizer: Tokenizer
     template: ChatTemplate | None
@@ -189,8 +190,8 @@ class Planner:
     def token_ids(
         self, request: ChatRequest | CompletionRequest
     ) -> tuple[list[int], Sequence[str]]:
-        """Of the whole prompt, which is a conversation or one text, with what the template made of
-        it; raises as its plan does."""
+        """Token ids of the whole prompt, which is a conversation or one text, and the template's
+        changes of it. Raises the errors that its plan raises."""
         if isinstance(request, CompletionRequest):
             assert isinstance(request.prompt, str)
             return self._encoded(request, request.prompt, "prompt"), ()
@@ -350,7 +351,7 @@ class Planner:
         ]
 
     def _base_plan(self, request: GenerationRequest, tools: ToolPlan | None) -> ChoicePlan:
-        """What all choices of the request share."""
+        """Plan that all choices of the request share."""
         ignore_eos, eos = bool(request.ignore_eos), self._eos_token_ids()
         answer = self._grammar(request, tools, eos)
         grammar = None if answer is None else answer.grammar

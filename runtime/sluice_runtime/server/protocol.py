@@ -81,7 +81,7 @@ TokenIds = Annotated[
 ]
 StopTokenIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS, fail_fast=True)]
 _PROMPT_TAGS: Final = {str: "of texts", int: "of tokens", list: "of lists"}
-"""By the type of a list's first item."""
+"""Tag of a list of prompts, by the type of its first item."""
 
 
 def _prompt_tag(prompt: object) -> str | None:
@@ -120,7 +120,7 @@ class GenerationRequest(
 
     max_tokens: int | None = Field(default=None, ge=1, lt=INT64)
     min_tokens: int | None = Field(default=None, ge=0)
-    """Stop tokens and stop strings have no effect before so many tokens."""
+    """Number of tokens before which stop tokens and stop strings have no effect."""
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     stop: StopField = None
     stop_token_ids: StopTokenIds | None = None
@@ -136,7 +136,7 @@ class GenerationRequest(
     """Whether the tokenizer adds its special tokens, such as BOS. Default: yes for prompts, no for
     chats, whose template writes them."""
     truncate_prompt_tokens: int | None = Field(default=None, ge=-1, lt=INT64)
-    """Keeps only the last so many tokens of the prompt; -1: as many as leave room for the
+    """Number of tokens kept of the prompt, from its end; -1: as many as leave room for the
     answer."""
     return_token_ids: bool | None = None
     """Whether to return the token ids of prompt and answer."""
@@ -156,7 +156,8 @@ class GenerationRequest(
 
     @property
     def least_answer(self) -> int:
-        """Tokens of answer that need a place beside the prompt: none where it is only scored."""
+        """Tokens of the answer that must fit behind the prompt: none where the prompt is only
+        scored."""
         limit = self.token_limit[1]
         return 1 if limit is None else least_answer(limit)
 
@@ -190,7 +191,7 @@ class CompletionRequest(GenerationRequest):
     max_tokens: int | None = Field(default=None, ge=0, lt=INT64)
     """0: computes the prompt only, for its logprobs or `echo`."""
     logprobs: int | None = Field(default=None, ge=0, le=MAX_COMPLETION_LOGPROBS)
-    """Number of top logprobs for each token, besides its own."""
+    """Number of top logprobs for each token, in addition to its own."""
     echo: bool | None = None
     """Whether the answer begins with the prompt."""
 
@@ -224,8 +225,8 @@ def _calls_or_none(calls: object, info: ValidationInfo) -> object:
 
 
 LEGACY_CALL_ID: Final = "function0"
-"""Of a call in `function_call`, whose result follows in a message of role `function`. Nine letters
-and digits are what Mistral's templates take."""
+"""Id of a call in `function_call`, whose result follows in a message of role `function`. Nine
+letters and digits are what Mistral's templates take."""
 
 
 class ChatMessage(RequestModel):
@@ -244,13 +245,13 @@ class ChatMessage(RequestModel):
     refusal: str | None = None
     """An assistant's refusal; part of its text."""
     audio: dict[str, Any] | None = None
-    """What an assistant said; the model sees its `transcript`, if it has one."""
+    """Speech of an assistant; the model sees its `transcript`, if it has one."""
     annotations: Any = None
-    """Not shown to the model."""
+    """Annotations of the text, not shown to the model."""
     reasoning_content: str | None = None
-    """What an assistant thought before; the chat template decides whether the model sees it."""
+    """Earlier reasoning of an assistant; the chat template decides whether the model sees it."""
     reasoning: str | None = None
-    """The same; used where there is no `reasoning_content`."""
+    """Another name of `reasoning_content`, used where that is missing."""
 
     @model_validator(mode="after")
     def _fits_its_role(self, info: ValidationInfo) -> ChatMessage:
@@ -276,7 +277,7 @@ class ChatMessage(RequestModel):
 
     @property
     def has_parts(self) -> bool:
-        """Whether its content is a list, some of which the model may not see."""
+        """Whether the content is a list, with parts that the model may not see."""
         return isinstance(self.content, list)
 
     @property
@@ -292,7 +293,7 @@ class ChatMessage(RequestModel):
 
     @property
     def seen(self) -> SeenTurn:
-        """What the model does not see of it."""
+        """The message's turn, with the parts that the model does not see."""
         unseen = list(unseen_among(self.content))
         if self.audio is not None:
             unseen.append(UnseenAt(_AUDIO))
@@ -300,7 +301,7 @@ class ChatMessage(RequestModel):
         return SeenTurn("tool" if returns else self.role, unseen)
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates expect it: content as one string, arguments as objects."""
+        """Message as chat templates expect it: content as one string, arguments as objects."""
         message: dict[str, Any] = {"role": self.role, "content": self.text}
         if self.role == "function":
             message |= {"role": "tool", "tool_call_id": LEGACY_CALL_ID}
@@ -337,7 +338,7 @@ class ChatRequest(GenerationRequest, ToolFields):
     add_generation_prompt: bool | None = None
     """False: the prompt ends with the last message, without the start of an answer."""
     continue_final_message: bool | None = None
-    """Whether the answer goes on with the last message, which is the assistant's."""
+    """Whether the answer continues the last message, which is the assistant's."""
 
     @property
     def offers_tools(self) -> bool:
@@ -345,7 +346,7 @@ class ChatRequest(GenerationRequest, ToolFields):
 
     @property
     def continued_text(self) -> str | None:
-        """What the answer goes on with; None: it begins anew."""
+        """Text that the answer continues; None: it starts a message."""
         if not self.continue_final_message:
             return None
         return str(self.messages[-1].for_template()["content"])
@@ -356,13 +357,14 @@ class ChatRequest(GenerationRequest, ToolFields):
 
     @property
     def skipped(self) -> list[str]:
-        """What the model does not see of the history."""
+        """Paths of history content that the model does not see."""
         turns = self._turns
         return skipped_paths("messages", turns) if turns else []
 
     @property
     def _turns(self) -> list[SeenTurn]:
-        """What the model does not see of them; empty where they are plain texts, as usual."""
+        """Turns of the messages, with their unseen parts; empty where all are plain texts, as
+        usual."""
         if all(message.audio is None and not message.has_parts for message in self.messages):
             return []
         return [message.seen for message in self.messages]

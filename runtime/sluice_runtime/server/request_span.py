@@ -26,20 +26,20 @@ Operation = Literal["chat", "text_completion"]
 
 
 class GenerationFacts(NamedTuple):
-    """What a span says of a request. `usage` is counted here, from this engine's pieces."""
+    """Facts of a request for its span. `usage` is counted here, from this engine's pieces."""
 
     operation: Operation
     request: AnsweredRequest
     envelope: Envelope
     plan: ChoicePlan
-    """Of the first choice: all have the same settings."""
+    """Plan of the first choice: all have equal settings."""
     usage: Usage
     server: tuple[str, int | None] | None
     """The address and the port that the request came to."""
 
     @property
     def attributes(self) -> dict[str, AttributeValue]:
-        """What is known before the first token. Settings are those in effect: with the model's
+        """Attributes known before the first token. Settings are those in effect: with the model's
         defaults, and `max_tokens` as the context allows it."""
         sampling, request = self.plan.sampling, self.request
         optional: dict[str, AttributeValue | None] = {
@@ -67,11 +67,11 @@ class GenerationFacts(NamedTuple):
 
 @dataclass(slots=True)
 class RequestSpan:
-    """From a request's arrival to its end."""
+    """Span of a request, from its arrival to its end."""
 
     record: Record
     ids: tuple[str, str]
-    """Traceparents: its own, of which the engine process's are parts, and its parent's."""
+    """Traceparents: of this span, to which the engine process's spans belong, and of its parent."""
     arrival_seconds: float
     clock: Callable[[], float]
     role: Role

@@ -98,7 +98,7 @@ class TokenLogprobs(ResponseModel):
 
 
 class AnswerBase(ResponseModel):
-    """What all answers with choices share."""
+    """Fields that all answers with choices share."""
 
     id: str
     created: int
@@ -141,14 +141,15 @@ class CallAnswer(ResponseModel):
 
 
 class FunctionDelta(ResponseModel):
-    """What an event adds to a function's name and arguments."""
+    """Addition of an event to a function's name and arguments."""
 
     name: str = ""
     arguments: str
 
 
 class CallDelta(ResponseModel):
-    """What an event adds to a call; the first of a call has all, those after it arguments only."""
+    """Addition of an event to a call. The first one of a call has all fields, later ones have
+    arguments only."""
 
     index: int
     id: str = ""
@@ -157,14 +158,14 @@ class CallDelta(ResponseModel):
 
 
 class Message(ResponseModel):
-    """What the assistant says."""
+    """Message of the assistant."""
 
     role: Literal["assistant"]
     content: str | None
     reasoning_content: str = ""
-    """What the model thought before; absent where it did not."""
+    """Reasoning of the model before its answer; absent where there is none."""
     reasoning: str = ""
-    """The same."""
+    """Another name of `reasoning_content`, with an equal value."""
     refusal: None
     tool_calls: list[CallAnswer] = []
 
@@ -189,25 +190,25 @@ class ChatCompletion(AnswerBase):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
     prompt_logprobs: PromptLogprobs | None = None
-    """Those of the first choice."""
+    """Prompt logprobs of the first choice."""
     prompt_token_ids: list[int] = []
 
 
 class Delta(ResponseModel):
-    """What an event adds to a message."""
+    """Addition of an event to a message."""
 
     role: Literal["assistant"] = "assistant"
-    """In the first event of a choice, which has no token."""
+    """Role, in the first event of a choice, which has no token."""
     content: str | None = ""
-    """Null beside the role where the choice begins with a call."""
+    """Null in the event with the role, where the choice begins with a call."""
     reasoning_content: str = ""
     reasoning: str = ""
-    """The same."""
+    """Another name of `reasoning_content`, with an equal value."""
     tool_calls: list[CallDelta] = []
 
 
 class ChatChunkChoice(ResponseModel):
-    """What an event adds to a choice."""
+    """Addition of an event to a choice."""
 
     index: int
     delta: Delta
@@ -255,9 +256,9 @@ class ModelAnswer(ResponseModel):
     root: str
     """The model, by its first name."""
     parent: str | None
-    """Of an adapter: the model."""
+    """Id of the model that an adapter belongs to; null for the model itself."""
     permission: Annotated[list[None], Field(max_length=0)]
-    """Nothing; some clients read it."""
+    """Always empty; some clients read it."""
 
 
 class ModelList(ResponseModel):
@@ -281,7 +282,7 @@ class DetokenizeAnswer(ResponseModel):
     """`/detokenize`."""
 
     prompt: str
-    """With special tokens as text."""
+    """Text of the prompt, with special tokens as text."""
 
 
 class StatusAnswer(ResponseModel):
@@ -295,7 +296,7 @@ class RoleAnswer(ResponseModel):
 
     role: Literal["prefill", "decode"]
     seconds: float
-    """From the call until the engine had taken it; 0: it had it already."""
+    """Seconds from the call until the engine had taken the role; 0: it had it already."""
 
 
 class HandBackAnswer(ResponseModel):

@@ -34,9 +34,9 @@ class Usage:
     """Choices for each prompt; those of one prompt have consecutive indices."""
     completion_tokens: int = 0
     reasoning_tokens: int = 0
-    """Of these."""
+    """Completion tokens that are reasoning."""
     _cached: dict[int, int] = field(default_factory=dict)
-    """By choice index, from its first piece."""
+    """Cached prompt tokens by choice index, from its first piece."""
 
     def add(self, piece: Piece) -> None:
         """Counts one more piece."""
@@ -68,14 +68,14 @@ class Usage:
 
 @dataclass(frozen=True)
 class Envelope:
-    """What every object of one response shares."""
+    """Fields that every object of one response shares."""
 
     response_id: str
     created_unix: int
     model: str
 
     def named(self, model: str | None) -> Envelope:
-        """With the name by which the request calls the model, where it gives one."""
+        """Envelope with the model's name as the request gives it, where it gives one."""
         return self if model is None else replace(self, model=model)
 
     def around(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class Shape(Protocol):
 
     def whole_choice(self, answer: Piece) -> dict[str, Any]: ...
     def opening_choice(self, piece: Piece) -> dict[str, Any] | None:
-        """What is sent before a choice's first piece, in a chunk of its own; None: nothing."""
+        """Chunk to send before a choice's first piece; None: there is none."""
 
     def chunk_choice(self, piece: Piece) -> dict[str, Any]: ...
 
@@ -175,7 +175,7 @@ class GenerateShape:
 
 
 def _reasoning(piece: Piece) -> dict[str, str]:
-    """Under DeepSeek's and SGLang's name, and vLLM's."""
+    """Reasoning under DeepSeek's and SGLang's name, and under vLLM's."""
     return {"reasoning_content": piece.reasoning, "reasoning": piece.reasoning}
 
 
@@ -233,16 +233,16 @@ class Writer(Protocol):
     usage: Usage
 
     def chunk(self, piece: Piece) -> Chunk | None:
-        """What is sent of a piece; None when there is nothing to send."""
+        """Chunk to send for a piece; None when there is nothing to send."""
 
     def skip_sent(self, choice: ResumableChoice) -> None:
         """Counts what another engine has sent of a choice, and writes none of it."""
 
     def final_chunk(self) -> dict[str, Any] | NamedEvents | None:
-        """What is sent after all pieces; None when there is nothing to send."""
+        """Chunk to send after all pieces; None when there is nothing to send."""
 
     def failure_chunk(self, message: str) -> NamedEvents | None:
-        """What ends a stream that has begun and failed; None: an error event does."""
+        """Events that end a stream that has begun and failed; None: an error event does."""
 
     def whole_response(self, pieces: Iterable[Piece]) -> dict[str, Any]:
         """The response that is not streamed; its pieces were not passed to `chunk`."""

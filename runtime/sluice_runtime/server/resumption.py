@@ -1,8 +1,8 @@
-"""Private calls of the router: where an answer goes on, and events that tell what a resume needs.
+"""Private calls of the router: where an answer is resumed, and events with what a resume needs.
 
 The router can send a request with the tokens that another engine has generated. This engine checks
-that it would go on from the same prompt and model, and replays the tokens. Each event of its answer
-carries a comment with new tokens, so that a third engine could go on. The format is
+that it has the same prompt and model, and replays the tokens. Each event of its answer carries a
+comment with new tokens, so that a third engine could continue. The format is
 `sluice_contract.wire.private_calls`; docs/reference/private-calls.md describes it.
 """
 
@@ -39,7 +39,8 @@ from sluice_runtime.server.streaming import CommentedEvent
 from sluice_runtime.wire.messages import TokenLogprob
 
 MAX_HEAD_BYTES: Final = 64 * 1024 * 1024
-"""Bytes of a private call besides the client's body; a token with logprobs takes up to 700."""
+"""Bytes of a private call in addition to the client's body; a token with logprobs takes up to
+700."""
 
 
 _MAX_WAITING_TOKENS: Final = 16
@@ -64,7 +65,7 @@ def split_call(body: bytes, max_client_bytes: int) -> tuple[CallHead, bytes]:
 
 
 def prompt_hash(prompts: Sequence[Sequence[int]], adapter: str = "") -> str:
-    """A hash of the prompts' token ids and of the adapter that goes on with them."""
+    """Hash of the prompts' token ids and of the adapter that continues them."""
     digest = hashlib.sha256(adapter.encode())
     for prompt in prompts:
         digest.update(array("Q", [len(prompt), *prompt]).tobytes())
@@ -81,7 +82,7 @@ def resumable_choices(
     """The choices where another engine left them, or new ones. `own`: this engine's own start.
 
     Raises:
-        MistakenError: 409, this engine would go on from something else; names what differs.
+        MistakenError: 409, this engine has another prompt or model; names what differs.
     """
     if resume is None:
         return [ResumableChoice(read(plan)) for plan in plans]

@@ -1,8 +1,8 @@
 """`POST /role`: a prefill engine becomes a decode engine or the other way round, and loads nothing.
 
-What it does in its present role is finished first: prompts that are computed for others, answers
-that are generated. What takes too long is handed back, and the router has another engine go on with
-it. The router signs the call; it knows nothing of pools.
+Work in its present role is finished first: prompts that are computed for others, answers that are
+generated. Work that takes too long is handed back, and the router has another engine continue it.
+The router signs the call; it knows nothing about pools.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ class RoleRequest(RequestModel):
 
     role: Literal["prefill", "decode"]
     epoch: str = Field(min_length=1, max_length=64)
-    """Of the engine's load report; another one each time that it has taken a role. So the call is
-    good for this engine, and once."""
+    """Epoch of the engine's load report, which changes with each role that it takes. So the call is
+    valid for this engine, and once."""
     drain_seconds: float | None = Field(default=None, ge=0, le=86_400)
-    """After so long what still runs is handed back. Left out: the engine's drainSeconds."""
+    """Seconds after which unfinished requests are handed back. Left out: the engine's
+    drainSeconds."""
 
 
 class RoleChanger:

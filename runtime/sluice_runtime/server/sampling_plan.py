@@ -120,11 +120,12 @@ def _given(value: float | None, default: float) -> float:
 
 
 MAX_SCORED_VALUES: Final = 1_000_000
-"""In all choices; each takes 60 to 100 bytes of the response, which is built in memory."""
+"""Most prompt logprobs in all choices; each takes 60 to 100 bytes of the response, which is built
+in memory."""
 
 MAX_ANSWER_SCORES: Final = 3_000_000
-"""In all answers: one of 131,072 tokens may have 20 logprobs besides each token's own. Answers take
-long to compute, so these values do not come all at once."""
+"""Most logprobs in all answers: one of 131,072 tokens may have 20 in addition to each token's own.
+Answers take long to compute, so these values do not come all at once."""
 
 
 def refuse_many_scores(request: GenerationRequest, prompt_lengths: Sequence[int]) -> None:

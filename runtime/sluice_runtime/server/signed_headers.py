@@ -44,12 +44,12 @@ _ONLY: Final = {
 SignedT = TypeVar("SignedT")
 RequestT = TypeVar("RequestT", bound=AnsweredRequest)
 Verify = Callable[[Sequence[bytes], str, str, str, float], Verified[SignedT]]
-"""What is signed: of keys, header, id and path of the request, and Unix time; or
+"""Returns what was signed, from keys, header, id and path of the request, and Unix time; or raises
 InvalidSignatureError."""
 
 
 class SignedHeaders(NamedTuple):
-    """What the service's router has signed for one request."""
+    """Content of the headers that the service's router has signed for one request."""
 
     prefill: PrefillEngine | None
     """The engine that computes its prompt."""
@@ -61,7 +61,7 @@ class SignedHeaders(NamedTuple):
 
     @property
     def tenant_salt(self) -> str:
-        """Tells tenants apart; empty where none is named."""
+        """Salt that separates tenants; empty where none is named."""
         return "" if self.tenant is None else self.tenant.salt
 
 
@@ -77,7 +77,7 @@ class SignatureCheck:
     def read(
         self, request: Request, header: str, verify: Verify[SignedT]
     ) -> Verified[SignedT] | None:
-        """What the router says of a request; None: nothing.
+        """Signed content of a header of the router; None: the header is missing.
 
         Raises:
             MistakenError: 403, the header is not of this service's router.
@@ -104,8 +104,8 @@ class SignatureCheck:
             raise _refused(_MISSING)
 
     def check_sender(self, request: Request, body: bytes) -> None:
-        """For a route that the router does not use: where its signature is required, a request
-        needs that of a tenant.
+        """Checks a request for a route that the router does not use: where its signature is
+        required, a request needs that of a tenant.
 
         Raises:
             MistakenError: 403, it is not signed, or was for another body.
@@ -117,7 +117,7 @@ class SignatureCheck:
             raise _refused(_MISSING)
 
     def check_private(self, request: Request, body: bytes) -> None:
-        """For a route that only the router uses.
+        """Checks a request for a route that only the router uses.
 
         Raises:
             MistakenError: 403, it is not signed, or was for another body.
@@ -163,7 +163,7 @@ class RoleCheck:
 
 
 def read_signed_headers(request: Request, role: RoleCheck) -> SignedHeaders:
-    """What the router says of a request for a route that generates.
+    """Signed headers of a request for a route that generates.
 
     Raises:
         MistakenError: 400 or 403, this engine does not serve it; as `RoleCheck`, `SignatureCheck`.

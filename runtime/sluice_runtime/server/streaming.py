@@ -23,7 +23,7 @@ from sluice_runtime.server.failures import error_body, log_unforeseen
 from sluice_runtime.server.response_writers import Chunk, NamedEvents
 
 WRITE_SECONDS: Final = 60.0
-"""A client that reads nothing for so long is disconnected."""
+"""Time without reading after which a client is disconnected."""
 _HEADERS: Final = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 _PART_BYTES: Final = 256 * 1024
@@ -39,14 +39,14 @@ class StreamEnd(NamedTuple):
     """How a stream ends."""
 
     done: bytes = b"data: [DONE]\n\n"
-    """After all events."""
+    """Bytes after all events."""
     error_path: str = ""
-    """Of the route in whose form an error is told."""
+    """Path of the route whose form an error event has; empty: none."""
 
 
 def stream_end(path: str, *, private: bool) -> StreamEnd:
-    """Of the route with this path. Anthropic's last event ends a stream itself; of a private call's
-    error the router makes one for the client."""
+    """End of a stream of the route with this path. Anthropic's last event ends a stream itself. The
+    router makes the client's error from a private call's."""
     if path not in ANTHROPIC_PATHS:
         return StreamEnd()
     return StreamEnd(b"", "" if private else path)

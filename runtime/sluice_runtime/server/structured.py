@@ -106,7 +106,7 @@ class ResponseFormat(RequestModel):
     schema_: JsonObject | None = Field(default=None, alias="schema")
     """llama.cpp's place for the schema, with "json_object" or "json_schema"."""
     structures: Any = None
-    """As in `StructuralTag`, with "structural_tag"."""
+    """Structures with "structural_tag", as in `StructuralTag`."""
     triggers: Any = None
     format: Any = None
 
@@ -149,7 +149,7 @@ _FORMS: Final = {
     "regex": "regex", "ebnf": "ebnf", "json_schema": "json", "structural_tag": "tag",
     "grammar": "ebnf",
 }  # fmt: skip
-"""What the value of each field is."""
+"""Kind of grammar in the value of each field."""
 
 
 class StructuredOutputSpec(NamedTuple):
@@ -161,12 +161,12 @@ class StructuredOutputSpec(NamedTuple):
     characters: int | None = None
     """Length of what the client sent, if `text` is only longer through our encoding."""
     settles_format: bool = False
-    """For tools: whether the request's other constraint is part of the grammar, or about text
-    that there will not be."""
+    """Whether the request's other constraint is settled: part of the grammar of tools, or about
+    text that the answer cannot have."""
     open: bool = False
-    """For a schema: objects may have properties that it does not name."""
+    """Whether objects may have properties that the schema does not name."""
     left_out: tuple[str, ...] = ()
-    """What a best-effort schema asks for and the answer is not held to."""
+    """Constraints of a best-effort schema that the answer is not held to."""
 
 
 class AnswerGrammar(NamedTuple):
@@ -174,7 +174,7 @@ class AnswerGrammar(NamedTuple):
 
     grammar: Grammar
     left_out: tuple[str, ...]
-    """What the request asks for and the grammar does not enforce, for a header."""
+    """Constraints of the request that the grammar does not enforce, for a header."""
 
 
 def grammar_of(

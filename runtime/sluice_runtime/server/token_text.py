@@ -1,7 +1,7 @@
 """The text of single tokens and their logprobs.
 
 A token may be part of a character: its bytes joined with its neighbours' are the text. A scored
-prompt has up to a million values; they are hidden from the garbage collector, each pass of which
+prompt has up to a million values; they are hidden from the garbage collector, whose passes
 would otherwise block every stream.
 """
 

@@ -137,7 +137,7 @@ def _one_call_a_turn(turn: Turn, results: Sequence[Turn]) -> Iterator[Turn]:
 
 
 def _with_text_before_calls(turns: Sequence[Turn]) -> list[Turn]:
-    """The text beside calls as a turn before them."""
+    """Splits a turn with text and calls into two: the text, then the calls."""
     parted: list[Turn] = []
     for turn in turns:
         if turn.get("tool_calls") and turn["content"]:
@@ -219,7 +219,7 @@ _MENDS: Final = (
 
 
 def mended(turns: Sequence[Turn]) -> Iterable[tuple[list[Turn], list[str]]]:
-    """The same conversation in other turns, each once, with the names of what was changed."""
+    """The conversation in changed turns, each variant once, with the names of what was changed."""
     known = [list(turns)]
     for steps in _MENDS:
         changed, names = list(turns), list[str]()

@@ -44,7 +44,7 @@ PHASES: Final = (
     ("vllm:request_time_per_output_token_seconds", "Mean time of a token after the first."),
 )
 OUTCOMES: Final = {"tool_calls": "stop", "refused": None, "handed_back": None}
-"""Of our outcomes those that vLLM names otherwise; None: such requests are not counted."""
+"""vLLM's names of our outcomes, where they differ; None: such requests are not counted."""
 ENGINE: Final = "0"
 """The label `engine`: vLLM numbers its engines in one server."""
 

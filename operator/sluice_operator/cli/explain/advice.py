@@ -31,7 +31,7 @@ class Verdict:
     """Whether something pays for this model, these requests and this promise."""
 
     subject: str
-    """What is judged, in a word: `chunking`, say."""
+    """Subject of the comparison, in a word: `chunking`, say."""
     reason: Reason
     message: str
 
@@ -96,7 +96,7 @@ def rate_text(rate: float) -> str:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a hint may depend on."""
+    """Inputs of a hint."""
 
     spec: InferenceServiceSpec
     pool: PlannedPool

@@ -21,7 +21,7 @@ from sluice_operator.kube.kinds import Manifest
 EACH_NODE: Final = 8
 """GPUs of the node that is made up."""
 ASSUMED: Final = "a node assumed here"
-"""Its name, for people."""
+"""Name of the assumed node, for people."""
 _OF_NODES: Final = ("accelerator", "template")
 """Sections of a pool that say which nodes its engines may land on."""
 

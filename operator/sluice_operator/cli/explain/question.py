@@ -1,5 +1,5 @@
-"""What the simulator is asked about a pool, and how: as a separate program over pipes, because the
-operator does not import the runtime."""
+"""Questions about a pool to the simulator: a separate program over pipes, because the operator does
+not import the runtime."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ TIMEOUT_SECONDS: Final = 300
 TTFT_SECONDS: Final = 1.0
 ITL_SECONDS: Final = 0.05
 SHARE: Final = 0.95
-"""What is simulated where the service promises nothing."""
+"""Share of requests that must keep the promise, simulated where the service promises nothing."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """What to simulate."""
+    """Requests to simulate, and the model they are for."""
 
     requests: Requests
     model_config: str | None = None
@@ -36,7 +36,7 @@ class Load:
 
 
 def question(spec: InferenceServiceSpec, pool: PlannedPool, load: Load) -> Question:
-    """About the engines of a pool."""
+    """The simulator's question about the engines of a pool."""
     values = {name: entry.value for name, entry in pool.settings.items()}
     requests = values.get("max_running_requests")
     return Question(

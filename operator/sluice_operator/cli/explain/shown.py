@@ -24,7 +24,8 @@ WHY: Final = {
     "kvPoolTokens": "prompts and answers that fit at once",
     "pageSize": "tokens of a page: what a hand-over and the prefix cache count in",
 }
-"""Of the settings that an accelerator decides, or a person usually does."""
+"""Settings to show, with their meaning: those that an accelerator decides, or that people usually
+set."""
 
 ARRANGED: Final[dict[ArrangementName, str]] = {
     "whole": "whole prompts",
@@ -37,7 +38,7 @@ ARRANGED: Final[dict[ArrangementName, str]] = {
 
 @dataclass(frozen=True)
 class ExplainedPool:
-    """What is said of one pool."""
+    """Explanation of one pool."""
 
     pool: PlannedPool
     answer: Answer
@@ -47,7 +48,7 @@ class ExplainedPool:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What is said of one service."""
+    """Explanation of one service."""
 
     preview: Preview
     requests: Requests

@@ -31,7 +31,7 @@ class Progress(NamedTuple):
 
 
 def progress_of(service: Manifest) -> Progress:
-    """What the status of an InferenceService says of its spec."""
+    """Progress of an InferenceService towards its spec, as its status reports it."""
     status, generation = service.get("status") or {}, service["metadata"].get("generation", 0)
     updated = find(status, UPDATED)
     if updated is None or status.get("observedGeneration") != generation:

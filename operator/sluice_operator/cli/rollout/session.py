@@ -55,11 +55,11 @@ class Session:
         return service
 
     async def pools(self) -> tuple[Manifest, ...]:
-        """Its EnginePools."""
+        """EnginePools of the service."""
         return await self._client.list_objects(ENGINE_POOL, self.namespace, self._selector)
 
     async def revisions(self) -> tuple[Manifest, ...]:
-        """Its ControllerRevisions."""
+        """ControllerRevisions of the service."""
         return await self._client.list_objects(CONTROLLER_REVISION, self.namespace, self._selector)
 
     async def edit(self, live: Manifest, spec: Manifest) -> None:

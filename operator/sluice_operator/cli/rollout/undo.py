@@ -81,7 +81,8 @@ def undone(spec: Manifest, former: Manifest) -> Manifest:
 
 
 def _add_hub(model: Manifest, spec: Manifest) -> None:
-    """What adapters of a hub need, where the former model had no hub."""
+    """Adds to `model` the settings that adapters of a hub need, where the former model had no
+    hub."""
     if any(str(adapter.get("uri", "")).startswith(f"{HUB}://") for adapter in model[ADAPTERS]):
         for key in (CACHE, *OF_HUBS):
             if key in spec:
@@ -105,7 +106,7 @@ def restarted(spec: Manifest, now: str) -> Manifest:
 
 
 def changes(before: Manifest, after: Manifest) -> str:
-    """What differs, as a diff of YAML; empty where nothing does."""
+    """Differences as a diff of YAML; empty where there are none."""
     old, new = (
         to_yaml(_sorted(manifest)).splitlines(keepends=True) for manifest in (before, after)
     )
@@ -139,7 +140,7 @@ def _take(restored: Manifest, now: Manifest, key: str) -> None:
 
 
 def _sorted(value: Any) -> Any:
-    """With the keys of every mapping in order, so that one that moved is no difference."""
+    """`value` with the keys of every mapping sorted, so that a moved key is no difference."""
     if isinstance(value, Mapping):
         return {key: _sorted(value[key]) for key in sorted(value)}
     return [_sorted(item) for item in value] if isinstance(value, list) else value

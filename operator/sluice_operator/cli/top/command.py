@@ -30,7 +30,7 @@ UNUSABLE: Final = 2
 TIMEOUT_SECONDS: Final = 5.0
 EVERY_SECONDS: Final = 2.0
 PRINTED_COLUMNS: Final = 120
-"""Without a terminal and without COLUMNS."""
+"""Columns of the output without a terminal and without COLUMNS."""
 STATUSES: Final = (
     "Exit status: 0; 1 where there is no such service; 2 where there is no cluster, or services "
     "may not be read; 130 after Ctrl-C. What else the user may not read stays empty, and a line "
@@ -55,7 +55,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _console() -> Console:
-    """Of standard output. What its encoding lacks becomes a question mark."""
+    """Console on standard output. A character that its encoding lacks becomes a question mark."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     is_wide = not sys.stdout.isatty() and "COLUMNS" not in os.environ

@@ -27,7 +27,7 @@ from sluice_operator.manifests.metadata import note_of
 from sluice_operator.scaled import DELETION_COST, MOVED, VICTIM, move_to
 
 ROLES: Final = (Role.PREFILL, Role.DECODE, Role.MIXED)
-"""In the order of a request."""
+"""Roles in the order in which a request passes them."""
 DISRUPTION: Final = "DisruptionTarget"
 """Condition of a pod that Kubernetes evicts or preempts."""
 
@@ -40,7 +40,7 @@ class EngineRow(NamedTuple):
     name: str
     state: str
     level: Level
-    """Of the state: serves, on its way, or needs a look."""
+    """Severity of `state`: the engine serves, is on its way, or needs a look."""
     report: LoadReport | None
 
 
@@ -49,7 +49,7 @@ class PoolRow(NamedTuple):
 
     role: Role
     name: str
-    """Of the EnginePool."""
+    """Name of the EnginePool."""
     summary: Manifest
     """`status.pools` of the service; empty for a role that the spec no longer has."""
     pool: Manifest | None
@@ -58,7 +58,7 @@ class PoolRow(NamedTuple):
 
 
 class _Facts(NamedTuple):
-    """What the states of a pool's engines depend on."""
+    """Inputs of the states of a pool's engines."""
 
     service: Manifest
     pool: Manifest | None

@@ -25,7 +25,7 @@ from sluice_operator.kube.kinds import Manifest
 
 WIDE: Final = 120
 MOST_COLUMNS: Final = 132
-"""Of a table; further apart, its columns would be hard to follow."""
+"""Maximum width of a table; further apart, its columns would be hard to follow."""
 ROLLOUT_CELLS: Final = 32
 KV_CELLS: Final = 10
 STYLES: Final = {"well": "green", "busy": "yellow", "bad": "bold red"}
@@ -70,7 +70,7 @@ def picture(snapshot: Snapshot, where: str, look: Look) -> Group:
 
 
 def fitted(snapshot: Snapshot, where: str, console: Console) -> RenderableType:
-    """What a terminal has room for: without the engines, then without what is below its end. The
+    """The snapshot as far as it fits the terminal: without engines first, then cut at the end. The
     last line says what is left out."""
     rows = console.height
     full = picture(snapshot, where, Look(console.width))
@@ -119,7 +119,7 @@ def _title(service: Manifest) -> Text:
 
 
 def _facts(service: Manifest, pools: Iterable[PoolRow], snapshot: Snapshot, look: Look) -> Table:
-    """What is said of a service beside its engines."""
+    """Facts of a service other than its engines."""
     table = Table.grid(padding=(0, 2), pad_edge=False)
     table.add_column(style=QUIET, no_wrap=True)
     table.add_column()
@@ -176,7 +176,7 @@ def _slo(scaling: Manifest, pools: Iterable[PoolRow]) -> Text:
 
 
 def _ledger(ledger: Manifest) -> Text:
-    """What became of requests since the routers started."""
+    """Counts of the requests since the routers started, by their fate."""
     text = Text()
     for fate in FATES:
         count = ledger.get(fate, 0)
@@ -199,7 +199,8 @@ def _routers(service: Manifest, snapshot: Snapshot) -> Text:
 
 
 def _name_columns(pools: Iterable[PoolRow], look: Look) -> int:
-    """The same for all services, so that their columns stand below each other."""
+    """Width of the name column in characters, equal for all services so that their columns
+    align."""
     names = [look.name(engine.name, row.name) for row in pools for engine in row.engines]
     return max(map(len, names), default=0) + 4 if look.has_engines else 0
 

@@ -1,4 +1,4 @@
-"""What `sluice top` shows, read from the API server with the user's own rights.
+"""Data of `sluice top`, read from the API server with the user's own rights.
 
 One listing of each kind, and one request a service: its router's load, through the API server's
 proxy of pods. What the user may not read stays empty, and a note names the rule that is missing.
@@ -34,7 +34,7 @@ Key = tuple[str, str]
 
 
 class RouterLoad(NamedTuple):
-    """What one router of a service reports."""
+    """Load report of one router of a service."""
 
     router: str
     """The pod that was asked."""
@@ -43,7 +43,7 @@ class RouterLoad(NamedTuple):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What was read, at `now`."""
+    """Everything that was read, at `now`."""
 
     now: datetime
     services: tuple[Manifest, ...]
@@ -51,7 +51,7 @@ class Snapshot:
     pods: tuple[Manifest, ...] = ()
     loads: Mapping[Key, RouterLoad] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    """What could not be read, and what it takes."""
+    """Notes about what could not be read, and the right that it takes."""
 
 
 class Reader:
@@ -112,7 +112,8 @@ class Reader:
     async def _loads(
         self, services: tuple[Manifest, ...], pods: tuple[Manifest, ...]
     ) -> tuple[dict[Key, RouterLoad], list[str]]:
-        """What a ready router of each service reports, and notes about those that do not."""
+        """The load report of a ready router of each service, and notes about routers without
+        one."""
         turns = asyncio.Semaphore(MOST_AT_ONCE)
         routers = _routers(services, pods)
 
@@ -130,7 +131,7 @@ class Reader:
         return loads, list(dict.fromkeys(notes))
 
     async def _load(self, router: Manifest) -> RouterLoad | str:
-        """Of the router's pod; a note where it cannot be had."""
+        """Load that the router's pod reports; a note where it cannot be had."""
         namespace, name = router["metadata"]["namespace"], router["metadata"]["name"]
         address = path(POD, namespace, f"{name}:{ROUTER_METRICS}", "proxy/load")
         try:
@@ -152,7 +153,7 @@ class Reader:
 
 
 def key_of(item: Manifest) -> Key:
-    """Of a service, or of the service that an object with its label belongs to."""
+    """Key of a service, or of the service that a labelled object belongs to."""
     metadata = item["metadata"]
     name = (metadata.get("labels") or {}).get(labels.SERVICE)
     is_service = item.get("kind") == INFERENCE_SERVICE.kind
@@ -165,7 +166,7 @@ def role_of(pod: Manifest) -> str:
 
 
 def missing_right(verb: str, group: str, resource: str, where: str) -> str:
-    """Which right a user lacks, with the rule for a Role that gives it."""
+    """Note about a right that the user lacks, with the rule for a Role that grants it."""
     rule = f'{{apiGroups: ["{group}"], resources: [{resource}], verbs: [{verb}]}}'
     return f"no right to {verb} {resource} in {where}; a Role needs the rule {rule}"
 

@@ -76,7 +76,7 @@ def make_acceptable(translation: Translation) -> tuple[Finding, ...]:
 
 
 def _findings(service: dict[str, Any]) -> tuple[Finding, ...]:
-    """What `sluice plan` says against it."""
+    """Findings of `sluice plan` against the service."""
     try:
         refusal = preview(service, DEFAULT_IMAGES).plan.refusal
     except InvalidSpecError as error:

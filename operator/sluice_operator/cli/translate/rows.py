@@ -18,7 +18,7 @@ Convert = Callable[[str], Any]
 
 
 class NotCarriedError(Exception):
-    """What a flag asks for has no counterpart here; `str()` says why, and what to do instead."""
+    """A flag without a counterpart here; `str()` says why, and what to do instead."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def text_value(text: str) -> str:
 
 
 def one_of(names: Mapping[str, Any]) -> Convert:
-    """Their name → ours; anything else is refused."""
+    """Converter of the other engine's names to ours; refuses anything else."""
 
     def convert(text: str) -> Any:
         if text not in names:
@@ -197,13 +197,13 @@ class Flag:
     path: str = ""
     """Our setting, below `spec`; empty: there is nothing to set."""
     says: str = ""
-    """What the setting means here, or why there is none."""
+    """Meaning of the setting here, or why there is none."""
     convert: Convert | None = text_value
     """None: the flag takes no value."""
     value: Any = None
-    """Ours, of a flag that takes none."""
+    """Our value for a flag that takes none."""
     also: Mapping[str, Any] = field(default_factory=dict)
-    """Further settings that it asks for, by path."""
+    """Settings that the flag implies beyond `path`, by path."""
     is_secret: bool = False
     """Its value is not shown."""
     many: bool = False

@@ -28,9 +28,9 @@ from sluice_operator.cli.translate.rows import (
 )
 
 POLICIES: Final = ("fcfs", "lpm", "random", "dfs-weight", "lof", "priority", "routing-key")
-"""Those of SGLang's that have the same name and meaning here."""
+"""SGLang's policies that have the same name and meaning here."""
 EVICTIONS: Final = ("lru", "lfu", "fifo", "slru")
-"""Likewise."""
+"""SGLang's eviction policies that have the same name and meaning here."""
 
 
 def drafts(text: str) -> int:

@@ -50,18 +50,18 @@ class UntranslatableError(ValueError):
 
 @dataclass
 class Translation:
-    """What flags ask for, as it is put together."""
+    """Translated flags: the spec so far, with explanations."""
 
     spec: dict[str, Any] = field(default_factory=dict)
-    """What to put into an InferenceService."""
+    """Spec of the InferenceService, as far as flags have set it."""
     comments: dict[str, list[str]] = field(default_factory=dict)
     """Explanations of settings, by path below `spec`."""
     lines: list[str] = field(default_factory=list)
     """Explanations of flags without a setting, in their order."""
     notes: list[str] = field(default_factory=list)
-    """What is left out, changed, or assumed."""
+    """Notes about settings that are left out, changed, or assumed."""
     flags: dict[str, tuple[str, Flag]] = field(default_factory=dict)
-    """By path, the flag that set it last: as it was written, and its row."""
+    """Last flag that set each path: its name as written, and its row."""
     needing: list[tuple[str, Flag]] = field(default_factory=list)
     """Flags that mean nothing without another one."""
 

@@ -1,4 +1,4 @@
-"""What each part of a service contributes to its status: its pools, and its routers.
+"""Contribution of each part of a service to its status: its pools, and its routers.
 
 Pure. Reads live objects, planned ones and others left in place. The state below a pool is read from
 the EnginePool.
@@ -45,11 +45,11 @@ class Part(NamedTuple):
     """The state of one part of a service."""
 
     ready: Check
-    """It serves."""
+    """Whether the part serves."""
     updated: Check
-    """It is what the spec asks for."""
+    """Whether the part is as the spec asks for."""
     given_up: bool = False
-    """A person has to act on `updated`. For a pool, its own status says that."""
+    """Whether a person has to act on `updated`. For a pool, its own status says that."""
 
 
 def live_child(children: Children, kind: Kind, desired: Manifest) -> Manifest | None:
@@ -130,7 +130,8 @@ def pool_part(role: str, live: Manifest | None, desired: int, updated: Check) ->
 
 
 def pool_updated(role: str, live: Manifest | None, waiting: Check) -> Check:
-    """What a pool says of its spec; `waiting`, as long as it does not say anything of it."""
+    """Whether a pool is as the spec asks for, as its status says; `waiting` while it says
+    nothing."""
     reported = lifted(role, live, UPDATED) if is_reported(live) else None
     return reported or prefixed(waiting, f"Pool {role}")
 

@@ -1,4 +1,4 @@
-"""Whether an engine of one pool can go on in the other one. Pure.
+"""Whether an engine of one pool can continue in the other one. Pure.
 
 Such an engine keeps all that it was started with but its role: pod, settings, image. So the pools
 must be alike, and as this release makes them: those of another one may know no change of roles.
@@ -34,14 +34,14 @@ def engines_move(plan: ServicePlan) -> bool:
 
 
 def _takes_roles(file: Manifest) -> bool:
-    """As the engine says itself when it is asked: `POST /role`."""
+    """Whether engines with this file take another role by `POST /role`; the engine's own rule."""
     backend = (file.get("kvTransfer") or {}).get("backend")
     return backend == "TCP" and file.get("tensorParallelSize", 1) == 1
 
 
 def _file(pool: PlannedPool) -> Manifest:
-    """What the engine's file says, but for its role. A prefill engine is not told of the time
-    between tokens, which cuts its chunks while it decodes."""
+    """Engine file without its role. A prefill engine does not get the promised time between tokens,
+    which shortens the chunks of an engine that decodes."""
     file: Manifest = json.loads(pool.config_map["data"][ENGINE_FILE])
     ttft = (file.get("slo") or {}).get("ttftMilliseconds")
     return {k: v for k, v in file.items() if k not in ("role", "slo")} | {"slo": ttft}

@@ -77,8 +77,7 @@ def stalled_check(
 
 
 def lost_gpus(observed: ServiceObserved, plan: ServicePlan, now: datetime) -> Check | None:
-    """What engines wait for that may never come: pods that hold GPUs of the budget and should have
-    left."""
+    """GPUs that engines wait for and may never get: pods hold them that should have left."""
     if plan.rollout is None or plan.rollout.reason != WAITS_FOR_BUDGET:
         return None
     pods = not_leaving(observed.engines, now)

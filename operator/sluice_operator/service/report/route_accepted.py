@@ -138,7 +138,8 @@ def _refusal(gateways: list[tuple[str, Manifest]]) -> Check | None:
 
 
 def _gateway_conditions(observed: ServiceObserved, kind: Kind) -> list[tuple[str, Manifest]]:
-    """What Gateways say of the service's object of the kind: Gateway and condition."""
+    """Conditions that Gateways report of the service's object of the kind: Gateway and
+    condition."""
     name = observed.service["metadata"]["name"]
     named = (item for item in of_kind(observed.children, kind) if _name(item) == name)
     live = next(named, None)

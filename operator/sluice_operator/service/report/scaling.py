@@ -1,4 +1,4 @@
-"""Which pools of a service the operator scales, within which limits, and what the status says of
+"""Which pools of a service the operator scales, within which limits, and what the status says about
 it. Pure."""
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _former_spec(children: Children, former: Former) -> InferenceServiceSpec | N
 
 
 def scaling_settings(spec: InferenceServiceSpec) -> Settings:
-    """What the spec says of scaling; `pools` are those whose number of engines moves."""
+    """Scaling settings of the spec; `pools` has those whose number of engines moves."""
     scaling, slo = spec.autoscaling or AutoscalingSpec(), spec.slo or Slo()
     target = scaling.target or AutoscalingTarget()
     return Settings(
@@ -129,7 +129,7 @@ def _not_decided(plan: ServicePlan) -> Check:
 
 
 def _before(service: Manifest) -> Check | None:
-    """What was said of the present generation."""
+    """Check that the status already has for the present generation; None without one."""
     condition = find(service.get("status") or {}, SCALING_ACTIVE)
     if not condition or condition["observedGeneration"] != service["metadata"].get("generation", 0):
         return None

@@ -1,4 +1,4 @@
-"""What an InferenceService reports: whether it serves, whether it is up to date, and why not.
+"""Status of an InferenceService: whether it serves, whether it is up to date, and why not.
 
 Pure; `now` is only used for transitions. The state below a pool is read from the EnginePool.
 """
@@ -173,7 +173,7 @@ def _rollout(plan: ServicePlan, before: Manifest) -> Manifest:
 
 
 def _ledger(observed: ServiceObserved, before: Manifest) -> Manifest:
-    """Without the requests that have not ended: a status does not follow the traffic."""
+    """Ledger without open requests: a status does not follow the traffic."""
     if observed.ledger is None:
         return {"ledger": before["ledger"]} if "ledger" in before and observed.pods else {}
     counted = observed.ledger.model_dump(exclude={"open"})
@@ -205,7 +205,7 @@ def _counted(children: Children, mode: Mode) -> Manifest:
 
 
 def _handover(children: Children, plan: ServicePlan) -> Manifest:
-    """As the decode pool says; as long as it is there and has heard of its engines."""
+    """Hand-over as the decode pool reports it; empty before it reports, and without the pool."""
     live = (live_child(children, ENGINE_POOL, pool.manifest) for pool in plan.pools)
     reported = ((pool or {}).get("status", {}).get("handover") for pool in live)
     return next(({"handover": handover} for handover in reported if handover), {})
@@ -262,7 +262,7 @@ def _unplanned(plan: ServicePlan, why: Check, former: Manifest) -> dict[str, Che
 
 
 def _model_check(plan: ServicePlan, why: Check) -> dict[str, Check]:
-    """What the delivery of the present spec's model says, unless it is there."""
+    """Check of the delivery of the present spec's model; none where the model is there."""
     if plan.delivery.refusal is not None:
         return {MODEL_AVAILABLE: why}
     return {MODEL_AVAILABLE: plan.delivery.waiting} if plan.delivery.waiting else {}

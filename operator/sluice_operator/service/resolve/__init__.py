@@ -1,1 +1,1 @@
-"""What a service asks for, resolved: its pools, routers, model and keys, before any roll-out."""
+"""A service's request, resolved: its pools, routers, model and keys, before any roll-out."""

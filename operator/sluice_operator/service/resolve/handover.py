@@ -1,5 +1,5 @@
-"""What a service needs for the hand-over: the key by which router and engines authenticate each
-other, and the flows between the two pools.
+"""Objects for the hand-over: the key by which router and engines authenticate each other, and the
+flows between the two pools.
 
 Pure. The operator may create Secrets and never reads one, so it cannot see whether the key's Secret
 exists, or has an owner. It tries to create it when pods are missing, because they may wait for it,
@@ -28,9 +28,9 @@ from sluice_operator.service.revisions.revision import Revisions
 def policies(
     children: Children, top: Owner, spec: InferenceServiceSpec, revisions: Revisions
 ) -> tuple[Manifest, ...]:
-    """Which flows there are between the two pools, beyond those of all engines. A revision that
-    still serves keeps its port. Engines with another backend than TCP never move, and whoever
-    reaches their ports reaches their memory."""
+    """NetworkPolicies for the flows between the two pools, beyond those of all engines. A revision
+    that still serves keeps its port. Engines with another backend than TCP never move, and a peer
+    that reaches their ports reaches their memory."""
     transfer = spec.kv_transfer(Role.PREFILL)
     if transfer is None:
         return ()

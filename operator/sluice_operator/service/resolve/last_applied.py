@@ -33,7 +33,7 @@ class SpecPart(NamedTuple):
 
     paths: tuple[tuple[str, ...], ...]
     values: dict[tuple[str, ...], Any] = {}  # noqa: RUF012 - never written
-    """Those that are given; the others are left out."""
+    """Values of the given fields, by path; fields that are missing are left out of the spec."""
 
 
 def _part(section: tuple[str, ...], fields: Iterable[str]) -> SpecPart:
@@ -70,7 +70,7 @@ def with_numbers_of(present: Manifest, last: Revision) -> InferenceServiceSpec |
 
 
 def _set_parts(spec: Manifest, parts: Iterable[SpecPart]) -> Iterator[SpecPart]:
-    """Those of `parts` of which `spec` says anything."""
+    """The `parts` that `spec` sets at least in part, with their values."""
     for part in parts:
         sections = ((path, _section(spec, path)) for path in part.paths)
         if values := {path: at[path[-1]] for path, at in sections if path[-1] in at}:

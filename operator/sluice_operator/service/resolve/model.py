@@ -39,8 +39,9 @@ def kept_delivery(
     coming: Delivery,
     revisions: Revisions,
 ) -> tuple[tuple[Manifest, ...], AdapterDelivery]:
-    """What brings models while `spec`, whose model engines have, is kept beside the one that is
-    `coming`; and how far its adapters are. A claim that is there may have grown, and stays."""
+    """Manifests that bring models while `spec`, whose model engines have, is kept until the one
+    that is `coming` arrives; and how far its adapters are. A claim that exists may have grown, and
+    stays."""
     adapters = adapters_of(observed, top, spec, revisions)
     fetcher = _fetcher_for(observed, spec, revisions)
     own = (*hub_access(top, spec.model, fetcher), *adapters.manifests)
@@ -71,7 +72,7 @@ def _delivery_observed(observed: ServiceObserved) -> DeliveryObserved:
 def _fetcher_for(
     observed: ServiceObserved, spec: InferenceServiceSpec, revisions: Revisions
 ) -> Fetcher:
-    """What Jobs fetch with, which are placed as the pools of `spec` are."""
+    """Fetcher of Jobs, which are placed like the pools of `spec`."""
     placement = placement_of(map(spec.pool, spec.roles))
     kept = [fetch for pool in revisions.in_use if (fetch := pool.fetch)]
     trusts = any(fetch.network and fetch.network.ca_config_map for fetch in kept)
@@ -97,5 +98,5 @@ def _certificates(observed: ServiceObserved) -> str:
 
 
 def fetcher_of(images: Images, installation: Installation) -> Fetcher:
-    """What models are fetched with."""
+    """Fetcher by the operator's settings."""
     return Fetcher(images.fetch, installation.hub, installation.operator_namespace)

@@ -36,12 +36,12 @@ from sluice_operator.validation.errors import Refusal, invalid, joined
 
 @dataclass(frozen=True)
 class PlannedSpec:
-    """A spec that is resolved, and what it needs beside its children."""
+    """A resolved spec, and what it needs in addition to its children."""
 
     resolved: ResolvedService
     adapters: AdapterDelivery
     brought: tuple[Manifest, ...]
-    """What brings its model and adapters, and the model that is awaited."""
+    """Manifests that bring its model and adapters, and the model that is awaited."""
     keep: frozenset[Identity] = frozenset()
     """Children that are not pruned, though nothing asks for them."""
     written: Manifest | None = None
@@ -54,7 +54,7 @@ class PlannedSpec:
 
 @dataclass(frozen=True)
 class SpecDecision:
-    """What is planned, and why it is not the present spec."""
+    """Planned spec, and why it is not the present one."""
 
     planned: PlannedSpec | None = None
     """None: the present spec is not carried out, and no former one is known."""

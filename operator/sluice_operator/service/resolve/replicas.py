@@ -65,9 +65,9 @@ class Replicas:
     is_applied: bool = True
     """Whether the number is a part of what the InferenceService applies."""
     take_over: bool = False
-    """To be held by `REPLICAS_MANAGER` before the InferenceService lets go of it."""
+    """Whether `REPLICAS_MANAGER` takes the number over before the InferenceService releases it."""
     let_go: bool = False
-    """No longer to be held by `REPLICAS_MANAGER`, once the InferenceService has applied it."""
+    """Whether `REPLICAS_MANAGER` releases the number once the InferenceService has applied it."""
 
 
 def replicas_owner(spec: InferenceServiceSpec, role: Role) -> ReplicasOwner:

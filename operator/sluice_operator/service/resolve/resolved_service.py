@@ -72,7 +72,7 @@ class ResolvedPool:
     config_map: Manifest
     replicas: Replicas
     upgrade: tuple[str, ...] = ()
-    """What this release would change."""
+    """Changes that this release would make, in words."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Resolution:
         return validation_errors(self.spec, self.contradictions)
 
     def resolved(self) -> ResolvedService:
-        """What a spec without contradictions asks for, once its model is there."""
+        """Resolved service of a spec without contradictions, once its model is there."""
         assert not self.contradictions
         pools, decided = list[ResolvedPool](), dict[Role, DecidedPool]()
         for role in self.spec.roles:
@@ -209,7 +209,7 @@ class _Pool:
         return config_map(self.top, ENGINE_FILE, text, ENGINE, self.role)
 
     def _model_source(self, model: ModelSpec) -> dict[str, ModelFetch | ModelImage | None]:
-        """What each engine downloads itself, or is given of a model that is an image."""
+        """Fields by which each engine downloads its model, or gets one that is an image."""
         observed = self.observed
         fetcher = fetcher_of(observed.images, observed.installation)
         mounted = observed.accepts_image_volumes and nodes_mount_images(observed.nodes)
@@ -245,7 +245,7 @@ class _Pool:
 def _changes(
     kept: EnginePoolSpec, fresh: EnginePoolSpec, file: EngineFile, decided: DecidedPool
 ) -> Iterator[str]:
-    """What differs between the two, for a person."""
+    """Differences between the two, for a person."""
     names = ("image", "drain_seconds", "startup_seconds", "metrics_port")
     pairs = [(to_camel(name), getattr(kept, name), getattr(fresh, name)) for name in names]
     if kept.fetch and fresh.fetch:

@@ -56,9 +56,9 @@ class PlannedRouter:
     config_maps: tuple[Manifest, ...]
     """Configurations to apply; empty where the routers are of a former mode."""
     upgrade: tuple[str, ...]
-    """What this release would change."""
+    """Changes that this release would make, in words."""
     is_former: bool = False
-    """They are of another mode and stay; only their number may change."""
+    """Whether the routers are of another mode and stay; only their number may change."""
 
 
 def decided_by_this_release(
@@ -92,7 +92,7 @@ def plan_router(
 def _changes(
     decided: DecidedRouter, fresh: DecidedRouter, deployment: Manifest, built: Manifest
 ) -> Iterator[str]:
-    """What this release would change of the routers."""
+    """Changes that this release would make to the routers, in words."""
     if decided.image != fresh.image:
         yield f"routers: image {decided.image} to {fresh.image}"
     elif decided.file != fresh.file or deployment is not built:
@@ -187,7 +187,7 @@ def _tracing(spec: InferenceServiceSpec) -> RouterTracing | None:
 
 
 def _memory_limit_bytes(spec: InferenceServiceSpec) -> int:
-    """Of one router; without a limit, that of the default."""
+    """Memory limit of one router in bytes; without a limit, that of the default resources."""
     resources = spec.router.resources if spec.router else None
     limits = (resources.limits if resources else None) or ROUTER_RESOURCES["limits"]
     return int(amount(limits.get("memory")) or amount(ROUTER_RESOURCES["limits"]["memory"]) or 0)

@@ -95,7 +95,7 @@ def engine_file(
 
 
 def _speculation(spec: InferenceServiceSpec, role: Role) -> SpeculationSettings | None:
-    """Of a pool that decodes, with the path of its draft model."""
+    """Speculation settings of a pool that decodes, with the path of its draft model."""
     speculation, draft = spec.speculation(role), spec.draft_uri(role)
     if speculation is None or draft is None:
         return speculation

@@ -1,1 +1,1 @@
-"""What a service's user asked for, and what a release of the operator decided for it."""
+"""Revisions of a service: what its user asked for, and what a release of the operator decided."""

@@ -1,4 +1,4 @@
-"""What stays decided for a spec, by earlier revisions of its service. Pure.
+"""Decisions of earlier revisions of a service that stay for a spec. Pure.
 
 While nothing about engines is edited, all of it stays, under any release of the operator. A spec
 that comes back gets what it had. Where one of two pools is edited, the other stays only if this
@@ -32,20 +32,21 @@ DEFAULTED: Final = ("dtype", "kv_cache_dtype", "page_size")
 
 @dataclass(frozen=True)
 class Kept:
-    """What stays of earlier decisions."""
+    """Earlier decisions that stay."""
 
     pools: Mapping[Role, DecidedPool]
-    """Pools that are missing are decided anew."""
+    """Decided pools by role; missing ones are decided again."""
     router: DecidedRouter | None
     revision: Revision | None
     """The revision of all of it; None: it is a new one."""
     shared: Settings
-    """Settings that the user left out and that pools decided anew take from the others."""
+    """Settings that the user left out and that pools that are decided again take from the
+    others."""
 
 
 def kept(revisions: Revisions, spec: InferenceServiceSpec, images: Mapping[Role, str]) -> Kept:
-    """What stays decided for a pinned spec; `images`: of each pool's engines, as this release would
-    have them, or "" where it has none."""
+    """Decisions that stay for a pinned spec. `images`: those that this release would use for each
+    pool's engines, or "" where it has none."""
     same = revisions.of(spec)
     if same is not None:
         return Kept(same.pools, same.router, same, {})
@@ -78,7 +79,7 @@ def _all_of_one(
 def _decided(
     revisions: Revisions, spec: InferenceServiceSpec, role: Role, part: Manifest
 ) -> Iterator[DecidedPool]:
-    """What was decided for a pool of which the same was said, the newest first."""
+    """Decisions about a pool with an equal spec, the newest first."""
     for revision in revisions.newest_first:
         if revision.has_engines_of(spec, role, part):
             yield revision.pools[role]

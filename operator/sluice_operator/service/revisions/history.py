@@ -1,5 +1,5 @@
-"""What is written of a service's revisions: the one that is carried out, before anything follows
-from it, and afterwards what was learnt of it. Pure. Former ones stay for a while, so that engines
+"""ControllerRevisions of a service: the one that is carried out, written before anything follows
+from it, and later what was learnt about it. Pure. Former ones stay for a while, so that engines
 which are still there are known, and `sluice rollout undo` finds what was complete.
 """
 
@@ -30,7 +30,7 @@ MAX_OTHERS: Final = 3
 
 @dataclass(frozen=True)
 class History:
-    """What is written of revisions, and what stays."""
+    """Revisions to write, and revisions to keep."""
 
     decided: Manifest | None
     """The ControllerRevision to write before all else; None: it is there."""

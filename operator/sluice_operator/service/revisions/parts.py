@@ -1,4 +1,4 @@
-"""What a spec says of its engines and of its routers. Specs with equal parts make equal pods.
+"""Parts of a spec about its engines and its routers. Specs with equal parts make equal pods.
 
 Pure. Numbers of pods, how they are replaced, and which adapters there are make no pod differ. Parts
 are compared as this release reads both, also where another one has written the revision.

@@ -47,7 +47,7 @@ DECIDED: Final = ("image", "drainSeconds", "startupSeconds", "fetch", "modelImag
 
 @dataclass(frozen=True)
 class DecidedPool:
-    """What a release decided about a pool."""
+    """Decisions of a release about a pool."""
 
     fields: Manifest
     """The fields in `DECIDED` of the EnginePool."""
@@ -78,13 +78,13 @@ class DecidedPool:
 
     @property
     def fetch(self) -> ModelFetch | None:
-        """What each engine downloads."""
+        """Download by each engine; None where it does none."""
         fetch = self.fields.get("fetch")
         return None if fetch is None else ModelFetch.model_validate(fetch)
 
     @property
     def backend(self) -> KvBackend | None:
-        """What carries the KV cache; None where nothing does."""
+        """Backend that carries the KV cache; None where nothing does."""
         transfer = json.loads(self.file).get("kvTransfer")
         return KvTransfer.model_validate(transfer).backend if transfer else None
 
@@ -96,7 +96,7 @@ class DecidedPool:
 
 @dataclass(frozen=True)
 class DecidedRouter:
-    """What a release decided about the routers."""
+    """Decisions of a release about the routers."""
 
     image: str
     file: str
@@ -105,7 +105,7 @@ class DecidedRouter:
 
 @dataclass(frozen=True)
 class State:
-    """What was learnt of a revision since it was made."""
+    """State of a revision, learnt since it was made."""
 
     carried_out: bool = False
     """All that makes pods was written."""
@@ -128,7 +128,7 @@ class State:
 
 @dataclass(frozen=True)
 class Revision:
-    """What a user asked for, and what was decided for it."""
+    """A user's spec, and the decisions about it."""
 
     name: str
     number: int
@@ -177,7 +177,7 @@ class Revision:
         return True
 
     def engine_part(self, role: Role) -> Manifest | None:
-        """What it says of the engines of a role; None without such a pool."""
+        """Spec of the engines of a role; None without such a pool."""
         if self.parsed is None or not self.is_readable or role not in self.parsed.roles:
             return None
         return engine_part(self.parsed, role) if role in self.pools else None
@@ -283,7 +283,8 @@ class Revisions:
         return None
 
     def router_of_other_mode(self, mode: Mode) -> DecidedRouter | None:
-        """What was decided about the routers when the service was in another mode last."""
+        """Decisions about the routers when the service was last in another mode; None without
+        any."""
         others = (item for item in self.carried_out if mode_of(item.spec) != mode)
         return next((revision.router for revision in others), None)
 
@@ -303,7 +304,7 @@ class Revisions:
 
     @property
     def in_use(self) -> Iterator[DecidedPool]:
-        """What was decided about engines that are there, or are being made, the newest first."""
+        """Decisions about engines that exist or are being made, the newest first."""
         for revision in filter(lambda revision: revision.is_readable, self.newest_first):
             for pool in revision.pools.values():
                 if revision is self.all[-1] or pool.engines in self.engines:
@@ -311,7 +312,7 @@ class Revisions:
 
     @property
     def backend_in_use(self) -> KvBackend | None:
-        """What carries the KV cache between the engines that are there."""
+        """Backend that carries the KV cache between the existing engines."""
         return next((pool.backend for pool in self.in_use if pool.backend), None)
 
     @property
@@ -364,7 +365,7 @@ def _pool_of(data: Manifest) -> DecidedPool:
 
 
 def _noted(item: Manifest) -> Manifest:
-    """What the annotation says; nothing where somebody has broken it."""
+    """State in the revision's annotation; empty where somebody has broken it."""
     try:
         noted: object = json.loads(note_of(item, STATE))
     except ValueError:
@@ -373,7 +374,7 @@ def _noted(item: Manifest) -> Manifest:
 
 
 def _state_of(noted: Manifest) -> State:
-    """What is readable of an annotation."""
+    """State from the readable part of an annotation."""
     stable, spec = noted.get("stable"), noted.get("spec")
     names = stable if isinstance(stable, dict) else {}
     return State(
@@ -385,8 +386,8 @@ def _state_of(noted: Manifest) -> State:
 
 
 def _identity(spec: InferenceServiceSpec) -> Manifest:
-    """What makes a pinned spec the same revision as another. Routers read how long a first engine
-    takes to come, which numbers decide."""
+    """Content that identifies a pinned spec's revision. It has the time that a first engine takes
+    to come, which depends on numbers, because routers read it."""
     return {"asked": asked_of(spec), "waitForEngineSeconds": spec.wait_for_engine_seconds}
 
 

@@ -53,7 +53,7 @@ class PodCounts:
     """The pods of a pool, when they were last counted."""
 
     live: Mapping[str, int]
-    """By revision, without those that are being deleted."""
+    """Pods by revision, without those that are being deleted."""
     draining: int
     """Pods that are being deleted, and hold their GPUs until they are gone."""
 
@@ -69,7 +69,7 @@ class Budget:
     """GPUs of one engine of each pool."""
     counted: Mapping[Role, PodCounts]
     pod_surges: Mapping[Role, int] = field(default_factory=dict)
-    """Engines that may come beside the others already, where pods are being replaced."""
+    """Engines that already may come in addition to the others, where pods are being replaced."""
     former_gpus: int = 0
     """Held by engines of another mode: until the desired pools serve, and these have drained."""
 
@@ -186,9 +186,9 @@ def _of_engines_that_stay(
 def pod_surges(
     pools: tuple[PoolState, ...], rollout: Rollout, budget: Budget | None, replaced: Set[Role]
 ) -> dict[Role, int]:
-    """Engines that may come beside the others of a pool whose pods are replaced while its revision
-    stays. `replaced`: pods are about to be replaced. There must be room for one that comes and one
-    that drains. An allowance stays until every pod is new."""
+    """Engines that may come in addition to the others of a pool whose pods are replaced while its
+    revision stays. `replaced`: pods are about to be replaced. There must be room for one that comes
+    and one that drains. An allowance stays until every pod is new."""
     if budget is None:
         return {}
     left = budget.left - sum(_gpus_held(pool, rollout, budget) for pool in pools)
@@ -204,7 +204,7 @@ def pod_surges(
 
 
 def _gpus_held(pool: PoolState, rollout: Rollout, budget: Budget) -> int:
-    """By the pods of a pool, those that are to be made included."""
+    """GPUs held by the pods of a pool, including pods that are to be made."""
     replicas = dict(rollout.shares[pool.role])
     for revision in pool.all:
         replicas[revision.name] = max(revision.replicas, replicas.get(revision.name, 0))
@@ -270,8 +270,8 @@ def _with_serving(pool: PoolState, desired: Shares) -> Shares:
 
 
 def _holding(role: Role, replicas: Mapping[str, int], budget: Budget) -> int:
-    """The most pods of a pool that may hold GPUs now. A pod told to go counts until it is gone; a
-    requested one counts before it is seen."""
+    """Most pods of a pool that may hold GPUs now. A pod that is being deleted counts until it is
+    gone; a requested one counts before it is seen."""
     counted, surge = budget.counted.get(role, NO_PODS), budget.pod_surges.get(role, 0)
     names = replicas.keys() | counted.live.keys()
     there = sum(max(replicas.get(name, 0), counted.live.get(name, 0)) for name in names)

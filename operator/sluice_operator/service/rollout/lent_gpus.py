@@ -55,8 +55,8 @@ def _may_be_tried(desired: Revision) -> bool:
 def _balanced(
     pools: dict[Role, PoolState], gpus: Mapping[Role, int], limit: int, least: int
 ) -> dict[Role, PoolState] | None:
-    """The pools, of which those that have more than `least` engines give up some, so that the limit
-    is kept; None where they have too few."""
+    """The pools after those with more than `least` engines gave up enough to keep the limit; None
+    where they have too few."""
     after = dict(pools)
     while sum(gpus[role] * pool.room for role, pool in after.items()) > limit:
         lenders = [pool for role, pool in after.items() if gpus[role] and pool.room > least]
@@ -85,7 +85,7 @@ def told_before(pools: Pools, rollout: Rollout, *, is_told: bool) -> Rollout:
 
 
 def says_interrupted(service: Manifest) -> bool:
-    """Whether the status says, of the present spec, that nobody will be served for a while. While a
+    """Whether the status says about the present spec that the service will be interrupted. While a
     service is paused the step that follows is never taken."""
     if service["spec"].get("paused"):
         return False

@@ -1,5 +1,5 @@
-"""From one mode to another: the former pools stay until the desired pools are complete and serve,
-and no router uses the former ones.
+"""Switch between modes: the former pools stay until the desired pools are complete and serve, and
+no router uses the former ones.
 
 Pure. The mounts of the routers show which pools they use; if that is lost, the service's status
 does. First the desired pools come up beside the former ones, then the routers are
@@ -91,9 +91,9 @@ def plan_former(
     router: PlannedRouter,
     noted: Collection[Role],
 ) -> Former:
-    """Which of the `former` pools stay, beside the planned routers. All stay until the running
-    routers use only the `desired` pools, and each of these with engines has a ready one. `noted`:
-    the roles whose engines were complete last."""
+    """Former pools that stay with the planned routers. All stay until the running routers use only
+    the `desired` pools, and each of these with engines has a ready one. `noted`: the roles whose
+    engines were complete last."""
     if router.is_former:
         return Former(former, is_served=True)
     planned = config_map_of_pod(router.deployment["spec"]["template"]["spec"])
@@ -108,8 +108,8 @@ def plan_former(
 
 def former_manifests(former: Former, noted: Revisions, top: Owner) -> Iterator[Manifest]:
     """Scaled `former` pools with a new number of engines, as they were applied. The number goes to
-    their only revision, or to the one in `noted`, which was complete last. Restored pools, of which
-    no record says what was applied, are applied as they are."""
+    their only revision, or to the one in `noted`, which was complete last. Restored pools without a
+    record of what was applied are applied as they are."""
     for pool in former.pools:
         applied = applied_manifest(pool)
         if is_restored := applied is None:
@@ -130,9 +130,9 @@ def former_manifests(former: Former, noted: Revisions, top: Owner) -> Iterator[M
 def _new_shares(
     pool: Manifest, shares: list[Manifest], stable: str, *, in_place: bool
 ) -> Iterator[Manifest]:
-    """The `shares` of the revisions of a pool, of which `stable` gets the number; `in_place`: there
-    is no room for others beside, but the last engine of the complete revision stays, which may have
-    a successor beside it."""
+    """The `shares` of a pool's revisions, where `stable` gets the number. `in_place`: there is no
+    room for additional engines. Only the last engine of the complete revision stays, also with a
+    successor."""
     others = sum(share["replicas"] for share in shares if share["name"] != stable)
     engines = pool["spec"]["replicas"] - (others if in_place else 0)
     for share in shares:

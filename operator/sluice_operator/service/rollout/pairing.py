@@ -65,7 +65,7 @@ def _fingerprint(file: Mapping[str, Any]) -> KvFingerprint:
     return KvFingerprint(
         model=file["model"]["uri"],
         model_revision=file["model"].get("revision"),
-        # In the place of the digest, of which `weightDtype` is a part.
+        # In place of the digest, which includes `weightDtype`.
         weights="" if held_as == AUTO else held_as,
         page_size_tokens=file.get("pageSize", GENERAL["page_size"]),
         kv_dtype=file.get("dtype", GENERAL["dtype"]) if own == AUTO else own,

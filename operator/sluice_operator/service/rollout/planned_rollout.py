@@ -46,11 +46,11 @@ class PlannedRollout:
     """How a service gets to the resolved pools, and what stays meanwhile."""
 
     rollout: Rollout
-    """Of all pools."""
+    """Roll-out of all pools."""
     pools: tuple[PlannedPool, ...]
     router: PlannedRouter
     former: Former
-    """What of another mode stays for now."""
+    """Children of another mode that stay for now."""
     former_gpus: int
     """GPUs of the budget that engines of another mode hold, also once their pools have gone."""
 
@@ -71,9 +71,9 @@ def roll_out(
     waits = are_awaited(children, spec, states, former)
     before = resolved.revisions.router_of_other_mode(spec.mode)
     router = plan_router(observed, top, spec, resolved.revision.router, waits=waits, before=before)
-    # Nobody misses engines of pools that the routers do not use yet.
+    # Pools that the routers do not use yet serve no request.
     rollout = told_before(states, rollout, is_told=router.is_former or says_interrupted(service))
-    # In place, no engine comes beside another.
+    # In place, no engine comes in addition to another.
     surge_budget = None if spec.replaces_in_place else budget
     replaced = {
         pool.spec.role for pool in pools if surge_budget and replaces_pods(children, top, pool.spec)

@@ -109,7 +109,7 @@ def _planned(pool: Manifest) -> dict[str, int]:
 
 
 def _failed(pool: Manifest) -> tuple[str, ...]:
-    """The revision of which a pool says that something keeps its engines from starting."""
+    """Revision whose engines cannot start, as the pool says."""
     status = pool.get("status") or {}
     updated = find(status, UPDATED)
     if updated is None or updated["status"] != "False" or updated["reason"] in reasons.HEALTHY:

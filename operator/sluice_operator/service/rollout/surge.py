@@ -48,15 +48,15 @@ class Revision:
     fingerprint: str = ""
     """Engines of two pools work together only if theirs are equal."""
     planned: int | None = None
-    """Engines that it was given in the last plan; None: those of its Deployment."""
+    """Engines in the last plan; None: as many as its Deployment has."""
     stopped: bool = False
-    """Something keeps its engines from starting."""
+    """Whether something keeps its engines from starting."""
     is_late: bool = False
-    """They have made no progress within their deadline."""
+    """Whether its engines made no progress within their deadline."""
     is_tried: bool = True
-    """Its Deployment was asked for an engine, which may have failed."""
+    """Whether its Deployment was asked for an engine, which may have failed."""
     is_leaving: bool = False
-    """It has no place in the last plan, so its Deployment goes."""
+    """Whether it has no place in the last plan, so that its Deployment goes."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,8 @@ class PoolState:
     desired: Revision
     others: tuple[Revision, ...] = ()
     lent: int = 0
-    """Engines that it may have beside its own for now; negative: that it gives up."""
+    """Engines that it may have in addition to its own for now; negative: engines that it gives
+    up."""
 
     @property
     def room(self) -> int:
@@ -93,7 +94,7 @@ class PoolState:
 
 @dataclass(frozen=True)
 class Rollout:
-    """What every pool should have, and why."""
+    """Engines that every pool should have, and why."""
 
     shares: Mapping[Role, Shares]
     """The desired revision comes first. One that is not listed goes."""
@@ -187,7 +188,7 @@ def _keep_serving(pools: tuple[PoolState, ...], shares: dict[Role, Shares]) -> N
 
 
 def _fingerprints(pools: tuple[PoolState, ...], shares: Mapping[Role, Shares]) -> Iterator[str]:
-    """Those of revisions that are not kept and serve, those with most engines first."""
+    """Fingerprints of serving revisions that are not kept, those with most engines first."""
     ready: dict[str, int] = {}
     for pool in pools:
         for revision in pool.others:

@@ -1,4 +1,4 @@
-"""What every transfer backend can do: read ranges of a peer's registered memory into our own.
+"""Transfer backends: each reads ranges of a peer's registered memory into our own.
 
 One-sided: the peer's Python takes no part in a read, and we never write into memory of another
 process. Knows no pages, rooms or checksums.
@@ -62,17 +62,17 @@ class TransferTimeoutError(TransferError):
 
 
 class TransferBackend(Protocol):
-    """Every method may be called from any thread; `read` from several at once."""
+    """Backend whose methods may be called from any thread; `read` from several at once."""
 
     @property
     def name(self) -> str:
-        """As in `kvTransfer.backend`."""
+        """Name as in `kvTransfer.backend`."""
         ...
 
     @property
     def is_authenticated(self) -> bool:
-        """Whether registered memory is read only by whoever knows the session, and written by
-        nobody; else whoever reaches our ports can do both."""
+        """Whether registered memory is readable only with the session, and writable by no peer.
+        Otherwise a peer that reaches our ports can do both."""
         ...
 
     @property
@@ -82,8 +82,8 @@ class TransferBackend(Protocol):
 
     @property
     def session(self) -> str:
-        """What a peer needs to read what is registered by now. Never the same in two lives of a
-        process."""
+        """Address and secret by which a peer reads what is registered so far. Two lives of a
+        process never have equal sessions."""
         ...
 
     def register(self, address: int, length_bytes: int) -> None:
@@ -104,12 +104,12 @@ class TransferBackend(Protocol):
         ...
 
     def interrupt(self, pieces: Sequence[Piece]) -> None:
-        """Nobody wants the read of these pieces any more, which is under way or just over: it ends
-        now, if the backend can end it."""
+        """Called when the result of this read, which is under way or just over, is no longer
+        needed. Ends it now, if the backend can."""
         ...
 
     def close(self) -> None:
-        """Serves nobody any more. Not while a read is under way."""
+        """Stops serving peers. Not while a read is under way."""
         ...
 
 
@@ -118,6 +118,6 @@ def total_bytes(pieces: Sequence[Piece]) -> int:
 
 
 def describe(backend: str, pieces: Sequence[Piece]) -> str:
-    """For messages, which clients see: what was read. Leaves out where."""
+    """Description of a read for messages, which clients see: without addresses."""
     count = f"{len(pieces)} piece" + ("s" if len(pieces) != 1 else "")
     return f"{backend}: reading {total_bytes(pieces)} bytes in {count}"

@@ -14,7 +14,7 @@ from sluice_runtime.handover.transfer.registered import memory_at
 
 
 def checksum(ranges: Iterable[tuple[int, int]], room: int = 0) -> int:
-    """Over the bytes of (address, length in bytes), one after the other. Releases the GIL.
+    """Checksum over the bytes of (address, length in bytes), one after the other. Releases the GIL.
 
     How the bytes are divided into ranges makes no difference.
     """
@@ -27,6 +27,6 @@ def checksum(ranges: Iterable[tuple[int, int]], room: int = 0) -> int:
 def checksum_of_pages(
     base_address: int, page_bytes: int, page_ids: Sequence[int], room: int = 0
 ) -> int:
-    """Over whole pages of a pool in the order given. `base_address`: of page 0."""
+    """Checksum over whole pages of a pool in the order given. `base_address`: of page 0."""
     ranges = ((base_address + page * page_bytes, page_bytes) for page in page_ids)
     return checksum(ranges, room)

@@ -31,7 +31,7 @@ from sluice_runtime.handover.transfer.staging import (
 )
 
 Checksum = Callable[[Iterable[tuple[int, int]], int], int]
-"""Of our pages at (address, length), for a room."""
+"""Checksum of our pages at (address, length), for a room."""
 
 
 class Landing(Protocol):
@@ -46,7 +46,7 @@ class Landing(Protocol):
         ...
 
     def interrupt(self, job: ReadJob) -> None:
-        """Nobody wants this read any more, which is under way or just over."""
+        """Called when this read, which is under way or just over, is no longer needed."""
         ...
 
 
@@ -82,7 +82,7 @@ class StagedLanding:
         self._pool_address = pool_address
         self._checksum_of = checksum_of
         self._reading: dict[int, tuple[Piece, ...]] = {}
-        """What the backend reads for a job, by the job's identity."""
+        """Pieces that the backend reads for a job, by the job's identity."""
 
     def read(self, job: ReadJob) -> None:
         deadline = time.monotonic() + job.timeout_seconds

@@ -50,15 +50,15 @@ class MooncakeBackend:
         self._start = start or partial(start_engine, host, protocol, device)
         self._memory = RegisteredMemory()
         self._lock = threading.Lock()
-        """Around registering: an engine has all ranges, whenever it was started."""
+        """Lock of registering: an engine has all ranges, whenever it was started."""
         self._starting = threading.Lock()
-        """Around starting the second engine."""
+        """Lock of starting the second engine."""
         engine = GatedEngine(self._start())
         self._engines = [engine]
         self._keeps_connections = protocol == "tcp"
         self.reaches_devices: Final = protocol == "rdma"
         self._peers = [self._peers_of(engine)]
-        """Of one engine; and of another one, once the first was stuck."""
+        """Peers of the first engine; and of a second one, once the first was stuck."""
         self._session = f"{host}:{engine.port}#{secrets.token_hex(TOKEN_BYTES)}"
 
     @property

@@ -65,7 +65,7 @@ def _read(
     deadline_seconds: float,
     batches: deque[int],
 ) -> Literal["Done", "Failed", "Late"]:
-    """Leaves in `batches` those of which it does not know that they have ended."""
+    """Reads `pieces`. Batches that may not have ended are left in `batches`."""
     for piece in pieces:
         if len(batches) >= WINDOW and (end := _finish_first(engine, batches, deadline_seconds)):
             return end

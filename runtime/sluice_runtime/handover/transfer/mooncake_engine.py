@@ -18,7 +18,7 @@ from sluice_contract.cluster.ports import KV_TRANSFER_MAX, KV_TRANSFER_MIN
 from sluice_runtime.errors import StartupError
 
 PROGRESS_SECONDS: Final = 3
-"""A connection that moves nothing for so long is dropped, and then nothing can land over it."""
+"""Silence after which a connection is dropped; then no bytes can land over it."""
 LANES: Final = 8
 """Connections to a peer, each with a queue of pieces of its own."""
 
@@ -68,8 +68,8 @@ class MooncakeEngine(Protocol):
         ...
 
     def transfer_check_status(self, batch: int, /) -> int:
-        """Of the batch's first piece: 1 done, -1 failed; the batch is freed then, so never ask
-        again. 0 or -2: not ended."""
+        """Status of the batch's first piece: 1 done, -1 failed; the batch is freed then, so never
+        ask again. 0 or -2: not ended."""
         ...
 
 

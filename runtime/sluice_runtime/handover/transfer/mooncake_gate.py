@@ -1,4 +1,4 @@
-"""A native engine of Mooncake that tells when it is stuck.
+"""A native engine of Mooncake that reports when it is stuck.
 
 A first read of a peer holds a lock that all reads need, for a minute when the peer is frozen. So it
 is made by itself, while other reads wait here: for a second at most from its beginning. Knows
@@ -27,12 +27,13 @@ class GatedEngine:
     def __init__(self, native: MooncakeEngine) -> None:
         self._native = native
         self._changed = threading.Condition()
-        """Around the next two; notified when one of them ends."""
+        """Lock of `_opening_since` and `_submitting`; notified when an opening or a submission
+        ends."""
         self._opening_since: float | None = None
-        """On the monotonic clock; of the one peer that is being opened."""
+        """Monotonic time since which one peer is being opened; None while none is."""
         self._submitting = 0
         self._scratch = ctypes.create_string_buffer(1)
-        """Where bytes go that nobody looks at."""
+        """Memory for bytes whose value does not matter."""
         self.register(ctypes.addressof(self._scratch), 1)
         self.port = native.get_rpc_port()
         self.status: Callable[[int], int] = native.transfer_check_status
@@ -94,7 +95,7 @@ class GatedEngine:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Nobody submits or opens another peer meanwhile."""
+        """Keeps all threads from submitting and from opening another peer meanwhile."""
         with self._changed:
             self._changed.wait_for(lambda: self._opening_since is None)
             self._opening_since = time.monotonic()

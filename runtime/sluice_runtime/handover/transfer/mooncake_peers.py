@@ -1,11 +1,11 @@
 """Which of our Mooncake engines reads from which peer, and whether that peer answers.
 
 Mooncake remembers a peer by its address and never forgets it, so an address that has come back with
-another token gets an engine that has never heard of it. What a frozen peer would keep for a minute,
-its probe and the first read of it, is made in a thread of its own for each.
+another token gets an engine that has never heard of it. A frozen peer would block its probe
+and its first read for a minute, so each of these runs in a separate thread.
 
 Connections that the other end has closed are Mooncake's until they are used: so when a peer is new,
-or a read of one failed, all that may be gone are asked for a byte.
+or a read of one failed, a byte is read from every peer that may be gone.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Peer:
     """Whether our engine has read from it once."""
     answered: bool = False
     remote_address: int = 0
-    """Of memory that it has registered, as far as we know."""
+    """Address of memory that the peer has registered, as far as we know."""
     connected: bool = False
     """Whether connections to it may be open, on our side at least."""
     contact: Future[int] | None = field(default=None, repr=False)
-    """Of a peer that is being asked: 0 when it answers, or Mooncake's code."""
+    """Contact with a peer that is being asked: 0 when it answers, or Mooncake's code."""
 
 
 class MooncakePeers:
@@ -103,7 +103,7 @@ class MooncakePeers:
         return peer.engine
 
     def doubt(self, session: str) -> None:
-        """After a failed read: the next one asks again, and dead connections are closed."""
+        """Notes a failed read: the next one asks again, and dead connections are closed."""
         address, _, token = session.partition("#")
         with self._lock:
             if (peer := self._peers.get(address)) is not None and peer.token == token:
@@ -134,7 +134,7 @@ class MooncakePeers:
         return peer
 
     def _close_dead_connections(self) -> None:
-        """In a thread of its own; called under the lock."""
+        """Closes dead connections in a separate thread; called under the lock."""
         self._sweep_wanted = self._keeps_connections
         if self._sweep_wanted and not self._sweeping:
             self._sweeping = True
@@ -156,7 +156,7 @@ class MooncakePeers:
                 peer.answered = peer.connected = False
 
     def _next_to_ask(self) -> list[tuple[str, Peer]]:
-        """Those that may have connections; nobody when nothing has happened since the last call."""
+        """Peers that may have connections; none when nothing has happened since the last call."""
         with self._lock:
             known = self._peers.items() if self._sweep_wanted else ()
             asked = [(address, peer) for address, peer in known if peer.connected]

@@ -32,7 +32,7 @@ from sluice_runtime.handover.transfer.registered import RegisteredMemory, check_
 
 NAME_BYTES: Final = 8
 MAX_PEERS: Final = 64
-"""That stay connected between two reads."""
+"""Most peers that stay connected between two reads."""
 FIRST_PAUSE_SECONDS: Final = 0.000_02
 LONGEST_PAUSE_SECONDS: Final = 0.001
 
@@ -44,7 +44,7 @@ class _Peer:
     metadata: bytes
     name: str
     reads: int = 0
-    """Under way."""
+    """Reads of this peer that are under way."""
 
 
 class NixlBackend:
@@ -54,16 +54,17 @@ class NixlBackend:
     name: Final = "NIXL"
     is_authenticated: Final = False
     reaches_devices: Final = False
-    """Its calls for a GPU's memory are others, which never ran: pages go through host memory."""
+    """False, since NIXL's other calls for a GPU's memory never ran: pages go through host
+    memory."""
 
     def __init__(self, transports: str, devices: str | None = None) -> None:
         self._name = secrets.token_hex(NAME_BYTES)
         self._agent = NixlAgent(self._name, transports, devices)
         self._memory = RegisteredMemory()
         self._lock = threading.Lock()
-        """Around the peers."""
+        """Lock of the peers."""
         self._peers: OrderedDict[bytes, _Peer] = OrderedDict()
-        """By metadata; the one read most recently is the last."""
+        """Peers by metadata; the one read most recently is the last."""
 
     @property
     def session(self) -> str:
@@ -139,7 +140,8 @@ class NixlBackend:
             peer.reads -= 1
 
     def _forget(self, peer: _Peer) -> None:
-        """The next read connects anew. Reads of the peer by other threads fail."""
+        """Forgets the peer, so that the next read connects again. Other threads' reads of it
+        fail."""
         with self._lock:
             self._drop(peer)
 

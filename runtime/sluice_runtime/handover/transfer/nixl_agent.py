@@ -78,7 +78,7 @@ class NixlAgent:
             raise PeerUnreachableError(f"cannot connect ({error})") from error
 
     def forget(self, peer: str) -> None:
-        """It may be connected again. Reads that are under way go on."""
+        """Forgets a peer, which may be connected again. Reads that are under way continue."""
         with self._translated():
             self._agent.invalidateRemoteMD(peer)
 

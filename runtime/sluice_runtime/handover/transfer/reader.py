@@ -1,4 +1,4 @@
-"""Reads pages beside the engine's loop: a few threads over one `Landing`.
+"""Reads pages concurrently with the engine's loop: a few threads over one `Landing`.
 
 The loop submits a job for each announced chunk and collects results when it is woken. Every job has
 exactly one result. Knows no scheduler: pages are addresses here.
@@ -29,8 +29,8 @@ from sluice_runtime.handover.transfer.reads import (
 
 WORKERS: Final = 4
 MAX_PER_SESSION: Final = 2
-"""Of one peer at once, and a second one only if a thread is left for reads of others: peers that
-are frozen keep no thread from those that are well, unless as many are as there are threads."""
+"""Most reads of one peer at once. A second one runs only if a thread is left for other peers, so
+frozen peers delay the others only when they are as many as the threads."""
 MAX_QUEUED: Final = 4096
 
 logger = logging.getLogger("sluice.handover.reader")
@@ -62,12 +62,12 @@ class PageReader:
         self._workers = workers
         self._wire = wire
         self._changed = threading.Condition()
-        """Around everything below; notified when a thread may find a job."""
+        """Lock of everything below; notified when a thread may find a job."""
         self._queue: deque[ReadJob] = deque()
         self._running: Counter[str] = Counter()
         """Reads of each session."""
         self._begun: dict[int, ReadJob] = {}
-        """Those that run, by their identity."""
+        """Running jobs, by their identity."""
         self._results: list[ReadResult] = []
         self._totals = _Totals()
         self._closed = False

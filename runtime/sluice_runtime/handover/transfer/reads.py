@@ -1,4 +1,4 @@
-"""What a `PageReader` is asked for and what it answers. Values only."""
+"""Jobs and results of a `PageReader`. Values only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class ChecksumMismatchError(TransferError):
 
 
 class ReadCancelledError(TransferError):
-    """Nobody wanted it any more; nothing was read."""
+    """The read was cancelled before anything was read."""
 
     reason = "Cancelled"
 
@@ -27,7 +27,7 @@ class ReaderFullError(TransferError):
 
 class StagingLostError(TransferError):
     """No block of staging memory is left; reads that timed out may still write all of them. The
-    engine has to start anew."""
+    engine has to be restarted."""
 
     reason = "StagingLost"
 
@@ -50,11 +50,12 @@ class ReadJob:
     pieces: tuple[Piece, ...]
     expected_checksum: int | None
     timeout_seconds: float
-    """From when a thread begins with it."""
+    """Seconds that the read may take, from its start in a thread."""
     parts: int | None = None
-    """Of each page, where the peer has another number of ranks: pieces are whole pages then."""
+    """Parts of each page, where the peer has another number of ranks: pieces are whole pages
+    then."""
     end_token: int = 0
-    """Where the chunk ends: for whoever collects the result."""
+    """Token at which the chunk ends, for the collector of the result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +64,21 @@ class ReadResult:
 
     job: ReadJob
     seconds: float
-    """Without the time in the queue."""
+    """Seconds of the read, without the time in the queue."""
     error: TransferError | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ReaderCounts:
-    """Since the start, for metrics."""
+    """Counts since the start, for metrics."""
 
     reads: int
-    """That brought every byte."""
+    """Reads that brought every byte."""
     read_bytes: int
     read_seconds: float
     failures: dict[str, int]
-    """By the error's `reason`."""
+    """Failed reads by the error's `reason`."""
     queued: int
-    """Now."""
+    """Reads that wait now."""
     running: int
-    """Now."""
+    """Reads that run now."""

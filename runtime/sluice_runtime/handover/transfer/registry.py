@@ -23,7 +23,7 @@ RDMA_DEVICES: Final = Path("/sys/class/infiniband")
 
 @dataclass(frozen=True)
 class TransferSettings:
-    """What a backend is made from."""
+    """Inputs of a backend."""
 
     host: str
     """Address by which peers reach this process: the pod's IP."""

@@ -37,7 +37,7 @@ class StagingMemory(Protocol):
 
 
 class Blocks:
-    """Some blocks of a staging memory, and which of them nobody uses."""
+    """Blocks of a staging memory, and which of them are free."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
         self._count = len(numbers)
@@ -64,8 +64,8 @@ class Blocks:
 
 
 class DeviceChecksum:
-    """Checksums of a pool on a device: its bytes are copied into a private block. So are those of
-    a host's pool where they go by the order of other ranks."""
+    """Checksums of a pool on a device: its bytes are copied into a private block. A host's pool is
+    copied too where the checksum goes by the order of other ranks."""
 
     def __init__(self, memory: StagingMemory, pool_address: int, *, in_place: bool = False) -> None:
         """`memory`: with a private block for each thread that asks. `in_place`: the pool is in host
@@ -79,7 +79,8 @@ class DeviceChecksum:
     def __call__(
         self, ranges: Iterable[tuple[int, int]], room: int, parts: int | None = None
     ) -> int:
-        """`parts`: in the order that pages have in an engine of so many ranks; None: in ours."""
+        """Checksum of `ranges`. `parts`: in the order that pages have in an engine of that many
+        ranks; None: in ours."""
         if self._in_place and parts is None:
             return checksum(ranges, room)
         memory, digest = self._memory, xxhash.xxh3_64(seed=room)

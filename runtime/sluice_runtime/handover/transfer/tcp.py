@@ -41,7 +41,7 @@ from sluice_runtime.handover.transfer.tcp_wire import (
 MAX_IDLE: Final = 8
 """Connections that are kept for one peer."""
 MAX_PEERS: Final = 64
-"""Of which connections are kept; those of a peer that is gone are closed when others come."""
+"""Most peers with kept connections; those of a peer that is gone are closed when others come."""
 
 
 class TcpBackend:
@@ -58,7 +58,8 @@ class TcpBackend:
         self._session = f"{host}:{self._server.port}#{token.hex()}"
         self._connections = IdleConnections()
         self._reading: dict[int, socket.socket] = {}
-        """By the first address of ours that the read fills, which is no other read's."""
+        """Socket of each running read, by the first address of ours that it fills and no other read
+        fills."""
 
     @property
     def session(self) -> str:
@@ -151,8 +152,8 @@ class IdleConnections:
                 _close_all(self._idle.pop(stale))
 
     def _close_dead(self) -> None:
-        """Those whose other end is closed: they would be open here until their peer is read again,
-        which may be never."""
+        """Closes connections that the peer has closed. They would stay open here until their peer
+        is read again, which may be never."""
         with self._lock:
             for session, idle in list(self._idle.items()):
                 dead = [connection for connection in idle if _readable(connection)]

@@ -34,7 +34,7 @@ MAX_CONNECTIONS: Final = 256
 IDLE_SECONDS: Final = 300.0
 """A connection without a request is closed after this; clients connect again."""
 STALL_SECONDS: Final = 10.0
-"""A peer that takes nothing for so long is given up."""
+"""Time without progress after which a peer is dropped."""
 PORTS_TRIED: Final = 64
 
 logger = logging.getLogger("sluice.handover.tcp")
@@ -132,7 +132,7 @@ def _refuse(connection: socket.socket, status: Status) -> bool:
 
 
 def listen(host: str) -> socket.socket:
-    """On a random port of the range that NetworkPolicies let through.
+    """Listens on a random port of the range that NetworkPolicies let through.
 
     Raises:
         StartupError: the address is not ours, or no port is free.

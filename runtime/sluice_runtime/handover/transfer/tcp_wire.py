@@ -1,4 +1,4 @@
-"""What goes over a connection of backend TCP: requests and replies. Knows no memory.
+"""Requests and replies of backend TCP. Knows no memory.
 
 A request: header (magic, the server's token, number of ranges), then address and length of each.
 The reply: one byte of status; after OK, the bytes of all ranges, one after the other.

@@ -17,10 +17,10 @@ from sluice_runtime.server.tools.calls import CallPart
 Event = dict[str, Any]
 
 SIGNATURE: Final = "unsigned"
-"""Of thinking: clients send only blocks back that have one."""
+"""Signature of thinking blocks: clients send only blocks back that have one."""
 _REASONS: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _DELTAS: Final = {"text": "text", "thinking": "thinking", "tool_use": "partial_json"}
-"""By the type of a block: the field of its deltas."""
+"""Field of a block's deltas, by the block's type."""
 
 
 @dataclass

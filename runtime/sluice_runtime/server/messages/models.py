@@ -63,7 +63,7 @@ class MessageAnswer(ResponseModel):
 
 
 class MessageDelta(ResponseModel):
-    """What an event adds to a block, or to the message: by `type`."""
+    """Addition of an event to a block, or to the message: by `type`."""
 
     type: Literal["text_delta", "thinking_delta", "signature_delta", "input_json_delta"] | None = (
         None

@@ -42,7 +42,8 @@ from sluice_runtime.server.tools.request import (
 
 
 class CachedBlock(RequestModel):
-    """What may end a prefix that is to be cached: prefixes are cached anyway."""
+    """A block that may end a cached prefix; `cache_control` is ignored, since prefixes are cached
+    anyway."""
 
     cache_control: Any = None
 
@@ -74,7 +75,7 @@ class MessageText(TextBlock):
 
 
 class ThinkingBlock(CachedBlock):
-    """What the model thought earlier; its chat template decides whether the model sees it."""
+    """Earlier reasoning of the model; its chat template decides whether the model sees it."""
 
     type: Literal["thinking"]
     thinking: str
@@ -82,7 +83,7 @@ class ThinkingBlock(CachedBlock):
 
 
 class RedactedThinking(CachedBlock):
-    """What another server's model thought; not shown to this one."""
+    """Reasoning of another server's model; not shown to this one."""
 
     type: Literal["redacted_thinking"]
     data: Any = None
@@ -111,7 +112,7 @@ ResultBlock = Annotated[
 
 
 class ToolResult(CachedBlock):
-    """What a tool that the model called has returned."""
+    """Result of a tool that the model called."""
 
     type: Literal["tool_result"]
     tool_use_id: str
@@ -133,7 +134,7 @@ _BLOCKS: Final = {
     "tool_use": "of a call",
     "tool_result": "of a result",
 }
-"""By `type`: tags that no refusal shows, since they are no identifiers."""
+"""Tags by `type`. No refusal shows them, since they are no identifiers."""
 _ALLOWED_BLOCKS: Final = ", ".join(map(shown_json, _BLOCKS))
 
 Block = Annotated[
@@ -173,7 +174,7 @@ class MessageTurn(RequestModel):
 
     @property
     def seen(self) -> SeenTurn:
-        """What the model does not see of it."""
+        """The message's turn, with the parts that the model does not see."""
         unseen = list(unseen_among(self.content))
         for number, block in enumerate(self.content):
             if isinstance(block, ToolResult):
@@ -265,7 +266,7 @@ class UnusedMessagesFields(RequestModel):
 
 
 class PromptFields(AnsweredRequest, SamplingFields, UnusedMessagesFields, ConstraintsElsewhere):
-    """What both of Anthropic's routes have."""
+    """Fields that both of Anthropic's routes have."""
 
     model: str | None = None
     """None: whichever model is served."""
@@ -293,7 +294,7 @@ class PromptFields(AnsweredRequest, SamplingFields, UnusedMessagesFields, Constr
 
     @property
     def hosted_tools(self) -> list[HostedTool]:
-        """Those that are skipped."""
+        """Hosted tools of the request, which are skipped."""
         return [tool for tool in self.tools or () if isinstance(tool, HostedTool)]
 
     @property

@@ -56,7 +56,7 @@ class AnswerReasoning:
     """Special tokens that are decoded as text, with their text."""
 
     def parser(self) -> ReasoningParser:
-        """For one choice."""
+        """A new parser, for one choice."""
         return ReasoningParser(self.form.begin, self.form.end, begun=self.begun)
 
 

@@ -13,7 +13,7 @@ from sluice_runtime.server.tools.source import Reading, Source
 
 
 class SeparatedText(NamedTuple):
-    """What a piece of text is."""
+    """Text separated into reasoning and answer."""
 
     reasoning: str
     text: str
@@ -34,7 +34,7 @@ class ReasoningParser:
         self._reading = self._read(begin, end, begun)
 
     def push(self, text: str) -> SeparatedText:
-        """What more text surely is."""
+        """Adds text; returns what surely is reasoning and what surely is answer."""
         self._source.add(text)
         self._pushed += len(text)
         return self._read_on()
@@ -45,13 +45,13 @@ class ReasoningParser:
         return self._border is not None and self._border < math.inf
 
     def finish(self) -> SeparatedText:
-        """What was held back until the end."""
+        """Text that was held back until the end."""
         self._source.ended = True
         return self._read_on()
 
     def count(self, starts: Sequence[int]) -> int:
-        """How many tokens more are surely reasoning, its markers included. `starts`: characters of
-        the answer before each token of which text was pushed since the last call."""
+        """How many more tokens are surely reasoning, its markers included. `starts`: start in
+        characters of each token whose text was pushed since the last call."""
         self._uncounted += starts
         if self._border is None:
             return 0

@@ -1,6 +1,6 @@
 """A chat's answer as a response: the events of its stream, and the whole object.
 
-The n-th item has the same id on every engine, so that another engine can go on with an answer.
+The n-th item has the same id on every engine, so that another engine can continue an answer.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ResponseWriter:
         """The tools that functions stand for, by the function's name."""
         self._items: list[OutputItem] = []
         self._scores: list[ScoredToken] = []
-        """Of tokens whose text is held back."""
+        """Scores of tokens whose text is held back."""
         self._begun = False
         self._cut_off = False
         """Whether the answer ended with `max_output_tokens`."""
@@ -84,7 +84,7 @@ class ResponseWriter:
         return NamedEvents(tuple(events))
 
     def failure_chunk(self, message: str) -> NamedEvents:
-        """The events that end a response which cannot go on."""
+        """The events that end a failed response."""
         events = self._close("incomplete")
         error = {"code": "server_error", "message": message}
         response = {**self._object("failed"), "error": error}
@@ -139,7 +139,7 @@ class ResponseWriter:
             events += [*self._close("completed"), *self._open(item)]
         assert isinstance(item, CallItem), "a call's parts come one after the other"
         item.texts.append(part.arguments)
-        if part.arguments and not item.origin.is_custom:  # of which the text is within JSON
+        if part.arguments and not item.origin.is_custom:  # a custom tool's text is within JSON
             own = {**self._place(item), "delta": part.arguments}
             events.append(self._event("response.function_call_arguments.delta", **own))
         return events
@@ -266,7 +266,7 @@ _UNSET: Final[dict[str, Any]] = {
     "top_logprobs": 0,
     "top_p": None,
 }
-"""What a response says of fields that were left out."""
+"""Values in a response of fields that were left out."""
 _REPEATED: Final = set(_UNSET)
 
 

@@ -24,7 +24,7 @@ class MessageItem:
     scores: list[ScoredToken] = field(default_factory=list)
 
     def part(self) -> dict[str, Any]:
-        """Its only part of content."""
+        """The message's only part of content."""
         text = "".join(self.texts)
         logprobs = logprobs_of(self.scores)
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
@@ -37,14 +37,14 @@ class MessageItem:
 
 @dataclass
 class ReasoningItem:
-    """What the model thinks before it answers."""
+    """Reasoning of the model before its answer."""
 
     item_id: str
     status: Status = "in_progress"
     texts: list[str] = field(default_factory=list)
 
     def part(self) -> dict[str, Any]:
-        """Its only part of content."""
+        """The reasoning's only part of content."""
         return {"type": "reasoning_text", "text": "".join(self.texts)}
 
     def to_json(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class CallItem:
 
     item_id: str
     call: CallPart
-    """Its first part."""
+    """First part of the call."""
     origin: Origin
     """The tool that is called."""
     status: Status = "in_progress"

@@ -26,7 +26,7 @@ class OutputText(ResponseModel):
 
 
 class OutputMessage(ResponseModel):
-    """What the assistant says."""
+    """Message of the assistant."""
 
     id: str
     type: Literal["message"]
@@ -36,7 +36,7 @@ class OutputMessage(ResponseModel):
 
 
 class ReasoningText(ResponseModel):
-    """What the model thinks before it answers."""
+    """Reasoning of the model before its answer."""
 
     type: Literal["reasoning_text"]
     text: str

@@ -45,7 +45,7 @@ from sluice_runtime.server.tools.request import (
 )
 
 LOGPROBS: Final = "message.output_text.logprobs"
-"""Of `include`: the only entry with an effect."""
+"""The only entry of `include` with an effect."""
 MAX_METADATA: Final = 16
 
 Metadata = Annotated[
@@ -102,7 +102,7 @@ class MadeCustomCall(NamedFunction):
 
 
 class FunctionOutput(RequestModel):
-    """What a tool that the model called has returned."""
+    """Result of a tool that the model called."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
@@ -154,7 +154,7 @@ _ITEMS: Final = {
     "custom_tool_call_output": "as an output",
     "reasoning": "as reasoning",
 }
-"""By `type`: tags that no refusal shows, since they are no identifiers or end a path."""
+"""Tags by `type`. No refusal shows them, since they are no identifiers or end a path."""
 _ALLOWED_ITEMS: Final = ", ".join(map(shown_json, _ITEMS))
 
 Item = Annotated[
@@ -174,15 +174,15 @@ Input = Annotated[
 
 
 def unseen_role(item: Unseen) -> str:
-    """Whose turn an item is that the model does not see: a tool's if the client returned it to
-    another server, else the assistant's."""
+    """Role of the turn of an item that the model does not see: a tool's if the client returned it
+    to another server, else the assistant's."""
     if item.role in ("user", "system", "developer"):
         return item.role
     return "tool" if item.type.endswith(("_output", "_response")) else "assistant"
 
 
 def _seen(item: object) -> SeenTurn:
-    """What the model does not see of an item."""
+    """The item's turn, with the parts that the model does not see."""
     match item:
         case Unseen():
             return SeenTurn(unseen_role(item), [UnseenAt(item)])
@@ -197,7 +197,8 @@ def _seen(item: object) -> SeenTurn:
 
 
 MAX_TOOLS_CHARACTERS: Final = 1 << 20
-"""Of all tools, as JSON. A stream repeats them in two events, which are passed on together."""
+"""Most characters of all tools, as JSON. A stream repeats them in two events, which are passed on
+together."""
 
 
 class TextFormat(RequestModel):
@@ -230,7 +231,7 @@ class UnusedResponseFields(RequestModel):
     """Accepted with any value: they do not change the answer."""
 
     max_tool_calls: Any = None
-    """Of tools that the server runs itself; it has none."""
+    """Limit of calls of tools that the server runs itself; it has none."""
     prompt_cache_key: Any = None
     prompt_cache_retention: Any = None
     safety_identifier: Any = None
@@ -300,7 +301,8 @@ class ResponsesRequest(
         return [] if isinstance(self.input, str) else [_seen(item) for item in self.input]
 
     def _unseen_input(self) -> tuple[str, str] | None:
-        """What the user asks about and the model does not see."""
+        """Refusal of an input whose question is in content that the model does not see; None: no
+        refusal."""
         first = self.input[:1]
         if isinstance(first, list) and all(isinstance(item, Unseen) for item in self.input):
             return "input[0].type", (

@@ -1,7 +1,7 @@
 """The tools of `POST /v1/responses`, and the functions that the model sees in their place.
 
 The functions of a namespace have its name before their own. A custom tool is a function with one
-text. A tool that OpenAI runs itself is skipped: nobody runs it here.
+text. A tool that OpenAI runs itself is skipped: it is not run here.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def _known_type(kind: object) -> object:
 
 
 class OfTypeFunction(RequestModel):
-    """What is of type function. A base named last is validated first: of another type of tool, the
-    type is refused, and not what it lacks of a function."""
+    """Mixin that checks `type`. Named last among the bases, it is validated first: another type is
+    refused as such, before missing fields are."""
 
     type: Annotated[Literal["function"], BeforeValidator(_known_type)]
 
@@ -111,7 +111,7 @@ class NamespaceTool(RequestModel):
 
 
 class HostedTool(RequestModel):
-    """A tool that nobody runs here."""
+    """A tool that is not run here."""
 
     type: Literal[HOSTED]  # type: ignore[valid-type]
 
@@ -144,7 +144,7 @@ class ChosenTool(NamedFunction):
 
 
 class ChosenHosted(RequestModel):
-    """`tool_choice`, when it names one that nobody runs here."""
+    """`tool_choice`, when it names a tool that is not run here."""
 
     type: str
     name: str | None = None
@@ -165,7 +165,7 @@ class Origin(NamedTuple):
 
     @property
     def named(self) -> dict[str, str]:
-        """As an item of the answer names it."""
+        """Names of the tool in an item of the answer."""
         own = {"name": self.name}
         return own if self.namespace is None else own | {"namespace": self.namespace}
 
@@ -185,7 +185,8 @@ def earlier_name(name: str, namespace: str | None) -> str:
 
 
 def unfit(tools: Sequence[Tool]) -> tuple[str, str] | None:
-    """What of the tools is more, or longer, than functions may be, and what is allowed."""
+    """The first limit of functions that the tools exceed: the field, and what is allowed; None:
+    none."""
     count = sum(1 for _ in functions(tools))
     if count > MAX_TOOLS:
         return "tools", f"{count} functions, those of namespaces too; allowed: at most {MAX_TOOLS}"

@@ -32,7 +32,7 @@ class CallRules(NamedTuple):
     """The grammar's length without the functions' names, whose number and length have bounds of
     their own."""
     left_out: tuple[str, ...]
-    """What is not enforced, by tool and place."""
+    """Constraints that are not enforced, by tool and place."""
     read_by: Mapping[str, Any]
     """The schemas by which the arguments are read."""
 

@@ -31,7 +31,7 @@ class Rules:
 
     @property
     def text(self) -> str:
-        """As a whole grammar."""
+        """Text of the whole grammar."""
         return "\n".join([f"start: {self.expression}", *self.rules, ""])
 
 
@@ -39,10 +39,10 @@ class CallGrammar(Protocol):
     """`at_most_one`: at most one call."""
 
     def calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Rules:
-        """At least one call, and nothing else."""
+        """Grammar of at least one call, and nothing else."""
 
     def text_with_calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Rules:
-        """Any text, with calls in it."""
+        """Grammar of any text, with calls in it."""
 
     def begins(self, schemas: Schemas) -> Sequence[str]:
         """The texts with which `calls` may begin."""
@@ -50,7 +50,7 @@ class CallGrammar(Protocol):
 
 @dataclass(frozen=True)
 class JsonTag:
-    """For each call: a text, the arguments, a text. `%s` is the function's name."""
+    """Format with a text, the arguments and a text for each call. `%s` is the function's name."""
 
     begin: str
     end: str
@@ -69,7 +69,7 @@ class JsonTag:
         return [self.begin % name for name in schemas]
 
     def _bodies(self, schemas: Schemas, trigger: str) -> Rules:
-        """Without the trigger, which is in front."""
+        """Rules of the calls' bodies without the trigger, which comes before them."""
         begin = self.begin.removeprefix(trigger)
         return _bodies(schemas, begin, lambda schema: f"{json_rule(schema)} {quoted(self.end)}")
 
@@ -98,7 +98,7 @@ class JsonList:
 
 @dataclass(frozen=True)
 class NamedTag:
-    """For each call: a marker, the name, another marker, the arguments."""
+    """Format with a marker, the name, another marker and the arguments for each call."""
 
     def calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Rules:
         body = self._body(schemas, tokens)

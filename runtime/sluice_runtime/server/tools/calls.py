@@ -140,13 +140,13 @@ class CallParser:
         return self._collected.open
 
     def push(self, text: str) -> Parsed:
-        """What more text yields: text that is surely outside calls, and parts of calls."""
+        """Adds text; returns text that is surely outside calls, and parts of calls."""
         self._source.add(text)
         return self._read_on()
 
     def finish(self, *, cut: bool = False) -> Parsed:
-        """What was held back until the end. `cut`: the model would have gone on, so that what is
-        incomplete stays so; otherwise the arguments of a call are completed."""
+        """Text and calls that were held back until the end. `cut`: the model was cut off, so
+        incomplete arguments stay incomplete; otherwise a call's arguments are completed."""
         self._source.ended, self._source.cut = True, cut
         parsed = self._read_on()
         rest = self._source.rest()

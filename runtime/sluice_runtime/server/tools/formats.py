@@ -64,8 +64,8 @@ class ToolFormat:
     markers: tuple[str, ...] = ()
     """Markers that may be special tokens and must be decoded as text."""
     id_of: Callable[[str], str] = field(default=_long_id)
-    """The id of a call, from a name that no other call has: another engine that goes on with the
-    answer makes the same ids."""
+    """Id of a call, from a name that no other call has: another engine that continues the answer
+    makes equal ids."""
 
 
 HERMES: Final = ToolFormat(

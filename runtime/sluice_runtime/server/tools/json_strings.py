@@ -24,7 +24,7 @@ _NAME: Final = re.compile(r"[\w.$-]*")
 _KEY: Final = re.compile(r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[\w.$-]+""", re.DOTALL)
 _LOOSE_KEY: Final = re.compile(r"""["']?([\w.$-]+)["']?\s*:""")
 _CALL_CHARACTERS: Final = 200
-"""Before a quotation mark, where a call may begin."""
+"""Characters before a quotation mark in which a call may begin."""
 _CALL_BEGINS: Final = re.compile(r"[^\"{]{0,100}\{\s*\Z")
 _HEX: Final = re.compile(r"[0-9a-fA-F]*")
 _LONGEST_ESCAPE: Final = 8
@@ -51,7 +51,7 @@ class Place(Enum):
 
 
 class _Mark(Enum):
-    """What a quotation mark in a string is."""
+    """Meaning of a quotation mark in a string."""
 
     END = "its end"
     TEXT = "a part of it"
@@ -164,8 +164,8 @@ class StringReader:
     def _kind(
         self, at: int, place: Place, *, separated: bool, inner: InnerJson | None = None
     ) -> Reading[_Mark]:
-        """What the quotation mark is that comes after `at` characters. `inner`: the JSON that the
-        string is known to contain."""
+        """Meaning of the quotation mark that comes after `at` characters. `inner`: the JSON that
+        the string is known to contain."""
         while True:
             after = self._source.ahead(_LOOKAHEAD, at + 1)
             final = self._source.ended or len(after) == _LOOKAHEAD
@@ -191,7 +191,7 @@ class StringReader:
         return _Mark.NEXT_KEY if is_key and name[0] in self._names else _Mark.TEXT
 
     def _kind_before(self, after: str, place: Place, *, final: bool) -> _Mark | None:
-        """What a quotation mark is by the text after it; None: more text decides."""
+        """Meaning of a quotation mark by the text after it; None: more text decides."""
         if place is Place.KEY:
             return _Mark.END
         text = after.lstrip()
@@ -230,8 +230,8 @@ class StringReader:
         return _Mark.END if colon[0] == ":" else _Mark.TEXT
 
     def _kind_within(self, after: str, place: Place, *, final: bool, is_sure: bool) -> _Mark | None:
-        """What a quotation mark is that would end the string, within JSON in the string: text,
-        unless what follows goes on with the arguments. `is_sure`: whether it is JSON for sure."""
+        """Meaning of a quotation mark that would end the string, within JSON in the string: text,
+        unless the arguments continue after it. `is_sure`: whether it is JSON for sure."""
         closers = _CLOSERS.match(after)
         assert closers is not None, "it matches nothing, too"
         text, closed = after[closers.end() :], bool(closers[0].strip())
@@ -328,7 +328,7 @@ class StringReader:
         return _REPLACEMENT
 
     def _code(self, at: int) -> Reading[int | None]:
-        """The number of an escape, of which the letter comes after `at` characters."""
+        """Number of an escape whose letter comes after `at` characters."""
         digits = _DIGITS[self._source.ahead(1, at)]
         while True:
             text = self._source.ahead(digits, at + 1)

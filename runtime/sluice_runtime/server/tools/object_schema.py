@@ -39,7 +39,7 @@ def object_schema(schema: Schema, path: str) -> dict[str, Any]:
 
 
 def _target(schema: Schema, path: str, root: Schema) -> Schema:
-    """The schema that references from this one lead to, each of which stands alone."""
+    """The schema at the end of this one's references, each of which has no other keys."""
     seen = set[str]()
     while _is_reference(schema):
         _check_type(schema, path)

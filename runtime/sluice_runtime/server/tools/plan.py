@@ -1,4 +1,4 @@
-"""What a request's tools mean for its prompt, its grammar and the parsing of its answer."""
+"""A request's tools: their effect on its prompt, its grammar and the parsing of its answer."""
 
 from __future__ import annotations
 

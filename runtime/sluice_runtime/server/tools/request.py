@@ -24,7 +24,7 @@ from sluice_runtime.server.tools.json_calls import object_of
 
 MAX_TOOLS: Final = 512
 MAX_TOOL_ENTRIES: Final = 2 * MAX_TOOLS
-"""Of routes that skip some tools."""
+"""Most entries of `tools`, on routes that skip some tools."""
 
 FunctionName = Annotated[str, Field(pattern="^[a-zA-Z0-9_.-]{1,128}$")]
 
@@ -185,7 +185,7 @@ class MadeCall(RequestModel):
     function: CalledFunction
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates expect it: arguments as an object."""
+        """Call as chat templates expect it: arguments as an object."""
         arguments = json_within(self.function.arguments)
         function = {"name": self.function.name, "arguments": arguments}
         return {"id": self.id, "type": self.type, "function": function}

@@ -1,8 +1,8 @@
 """Growing text, for parsers written as generators: they yield when they need more.
 
 Text read since the last `mark` is kept, because it may turn out to be ordinary text. No step looks
-at all the text that is there: what was read is not copied again when more comes, and a search
-goes on where it stopped.
+at all the text that is there: text that was read is not copied again when more comes, and a search
+continues where it stopped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Lookahead(NamedTuple):
     reached: int
     """How far the search read."""
     end: int | None
-    """What it found; None: nothing."""
+    """End of what the search found; None: it found nothing."""
 
 
 class Source:
@@ -33,7 +33,7 @@ class Source:
 
     def __init__(self) -> None:
         self._read: list[str] = []
-        """What was read since the mark and is no longer in `_text`."""
+        """Text read since the mark that is no longer in `_text`."""
         self._text = ""
         self._offset = 0
         """Position of `_text` in the answer."""
@@ -100,7 +100,7 @@ class Source:
         return True
 
     def behind(self, characters: int) -> str:
-        """So many characters before this one, behind the mark."""
+        """The last characters before this one, behind the mark, at most this many."""
         parts = [self._text[max(0, self._at - characters) : self._at]]
         missing = characters - len(parts[0])
         number = len(self._read)
@@ -124,7 +124,7 @@ class Source:
         return self._text[self._at :]
 
     def advance(self, characters: int) -> None:
-        """Skips so many characters."""
+        """Skips this many characters."""
         self._at += characters
 
     def peek(self) -> Reading[str]:

@@ -31,7 +31,7 @@ StringLimits = tuple[Mapping[str, Any], ...]
 
 
 class Work:
-    """What writing one grammar may still cost."""
+    """Budget of characters for writing one grammar."""
 
     def __init__(self) -> None:
         self._left = MAX_WORK
@@ -50,7 +50,7 @@ class Arguments:
     properties: Mapping[str, Conjunction] = field(default_factory=dict)
     required: tuple[str, ...] = ()
     rest: Conjunction = ()
-    """What arguments that are not named fit."""
+    """Schemas of arguments that are not named."""
 
     def schemas(self) -> dict[str, Any]:
         """The schema of each argument that may be there."""
@@ -168,7 +168,7 @@ class WrittenOut:
 
 
 def _own_arguments(schema: Mapping[str, Any]) -> Arguments:
-    """What a schema says by itself."""
+    """Arguments that a schema defines by itself."""
     if not schema.keys() & _OF_OBJECTS:
         return _ANY
     properties = {

@@ -82,7 +82,8 @@ _TYPES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
         for key in ("anyOf", "oneOf", "allOf")
     },
 }
-"""What the grammar reads of a schema of arguments itself: whether a value has the right type."""
+"""Checks of the keys of an argument's schema that the grammar itself reads: whether a value has the
+right type."""
 
 
 def adapt_to_text(schema: dict[str, Any], leave_out: LeaveOut) -> None:

@@ -26,7 +26,7 @@ _LITERALS: Final = {"True": "true", "False": "false", "None": "null"}
 """Python's spelling, which models use."""
 _BRACKETS: Final = {"{": "object", "[": "array", "(": "array"}
 _KEYWORDS: Final = {"properties": "object", "items": "array"}
-"""What a schema is about that names no type."""
+"""Types of a schema that names none, by the keywords it has."""
 
 _MAX_DEPTH: Final = 150
 """Schemas within each other that the types of an argument are looked for in."""
