@@ -25,7 +25,7 @@ from sluice_contract.cluster.labels import Role
 from sluice_contract.wire.load import LoadReport
 from sluice_contract.wire.private_calls import HAND_BACK_PATH, MAX_HAND_BACK
 
-from sluice_router.engine_calls import EngineCalls
+from sluice_router.attempts import EngineCalls
 from sluice_router.engines import Clock, EngineState, Fleet, condition
 from sluice_router.targets import Target
 
