@@ -63,7 +63,7 @@ class Decision:
     reason: str
     message: str
     answered: Answered = field(default=Answered(), compare=False)
-    """Since the sample before, by all engines of the service; for people."""
+    """Counts of all engines of the service since the sample before; for people."""
     move: Move | None = None
     """Of the engines by which pools change, those that move; None: none does."""
 

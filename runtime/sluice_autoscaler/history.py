@@ -16,7 +16,7 @@ from sluice_autoscaler.sample import Sample
 
 KEPT_SECONDS: Final = 600.0
 IN_TIME_SECONDS: Final = 300.0
-"""Over which the share of requests in time is reported."""
+"""Span of which the share of requests in time is reported."""
 GAP_SECONDS: Final = 60.0
 """Longest gap between two ticks within which the load counts as known, if there was work at the
 first."""

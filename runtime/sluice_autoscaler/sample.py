@@ -46,9 +46,9 @@ class EngineSample:
     slo_requests_total: int | None = None
     """Requests that ended, or whose first token is late, of an engine with an slo."""
     slo_in_time_total: int | None = None
-    """Those of them that kept it."""
+    """Requests of `slo_requests_total` that kept the slo."""
     slo_late_requests: int | None = None
-    """Those of them that have no first token yet."""
+    """Requests that are late and have no first token yet; `slo_requests_total` has them."""
 
 
 @dataclass(frozen=True, slots=True)

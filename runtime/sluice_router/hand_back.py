@@ -1,5 +1,4 @@
-"""No request waits at one engine while another has room: the router asks for it back, and picks
-anew.
+"""Hand-backs: the router asks for requests that wait while another engine has room, and picks anew.
 
 `plan_hand_backs` is pure. It looks at the last load reports, and at the requests of this router of
 which no byte has come. An engine gives back only what it has not begun, which it alone knows: such
@@ -30,14 +29,14 @@ from sluice_router.engines import Clock, EngineState, Fleet, condition
 from sluice_router.targets import Target
 
 MAX_MOVES: Final = 2
-"""How often one request is asked back."""
+"""Times that one request is asked back."""
 MIN_WAIT_SECONDS: Final = 0.5
-"""Below it a request may only wait for the step that runs."""
+"""Wait of a request that is asked back: a shorter one may be for the step that runs."""
 IDLE_WORK_SECONDS: Final = 0.5
-"""An engine whose queued prompts take less has room for more."""
+"""Work of queued prompts below which an engine has room for more."""
 ANSWER_SECONDS: Final = 5.0
 PAUSE_SECONDS: Final = 10.0
-"""How long an engine that gave nothing back is not asked again: its room goes to other queues."""
+"""Pause for an engine that gave nothing back: the room goes to other queues."""
 
 logger: Final = logging.getLogger("sluice.router.hand_back")
 
@@ -70,7 +69,7 @@ class UnansweredRequests:
 
     @contextmanager
     def sent(self, request: Unanswered) -> Iterator[Unanswered]:
-        """It is unanswered as long as the `with` block lasts."""
+        """Holds a request as unanswered as long as the `with` block lasts."""
         self._requests[request] = None
         try:
             yield request
@@ -83,22 +82,22 @@ class HandBack:
     """One call to an engine, for requests of this router."""
 
     queue: EngineState
-    """Where they wait."""
+    """Engine at which the requests wait."""
     engine: EngineState
-    """Which has their answers: the same, or a decode engine of theirs."""
+    """Engine that has the answers: that of the queue, or a decode engine of these requests."""
     requests: tuple[Unanswered, ...]
-    """In the order in which they are to leave."""
+    """Requests in the order in which they are to leave."""
     most: int
     waits_for: Role
 
 
 class Look(NamedTuple):
-    """What a plan goes by, besides the engines and requests."""
+    """Values that a plan goes by, besides the engines and requests."""
 
     now: float
     stale_seconds: float
     interval_seconds: float
-    """Until the next look."""
+    """Time until the next look."""
     draw: Callable[[], float]
     """Uniform in [0, 1)."""
 
@@ -115,7 +114,7 @@ def plan_hand_backs(
     look: Look,
     not_asked: Collection[str] = (),
 ) -> list[HandBack]:
-    """Which engines are asked for how many requests; `not_asked`: keys of those that are not."""
+    """Calls to engines, each for some requests. `not_asked`: keys of engines that get none."""
     waiting = _by_engine(requests, look.now)
     calls: list[HandBack] = []
     named = set[Unanswered]()
@@ -203,8 +202,8 @@ def room_of(engine: EngineState, report: LoadReport) -> int:
 
 
 def _prompts_computed(queue: _Queue, place: EngineState, seconds: float) -> int:
-    """How many prompts like those of the queue an engine computes until routers look again: more
-    would make a queue there. A rate that it has not measured is taken to be that of the queue's."""
+    """Number of prompts like those of the queue that an engine computes until routers look again:
+    more would make a queue there. An engine that has measured no rate is as fast as the queue's."""
     report = queue.report
     assert place.received is not None
     rate = place.received.report.prefill_tokens_per_second or report.prefill_tokens_per_second
@@ -224,7 +223,7 @@ def _is_served_by_one(
 
 
 def _take(rooms: dict[str, int], free: Mapping[str, int], count: int) -> None:
-    """So many of the `free` places are no room any more."""
+    """Takes `count` of the `free` places out of the rooms."""
     for key, places in free.items():
         taken = min(places, count)
         rooms[key] -= taken
@@ -263,9 +262,9 @@ class HandBacks:
     interval_seconds: float
     draw: Callable[[], float]
     _not_before: dict[str, float] = field(default_factory=dict)
-    """When an engine with a queue may be asked again: once a report is there from after that."""
+    """Times by key of an engine with a queue: it is asked again once a report is newer."""
     _running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
-    """By the key of the engine with the queue."""
+    """Calls under way, by the key of the engine with the queue."""
 
     def look(self) -> None:
         """Begins the calls that the present reports ask for."""

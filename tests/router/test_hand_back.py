@@ -123,7 +123,7 @@ def test_requests_of_an_adapter_stay_where_no_other_engine_has_it() -> None:
 
 
 def test_a_request_is_named_in_one_call_of_a_look() -> None:
-    """Also where both halves of its pair have queues."""
+    """Requests stay in one call where both halves of their pair have queues."""
     waits, queued = full("d", 4, Role.DECODE), full("p", 4, Role.PREFILL)
     idle = [engine("d2", Role.DECODE, **IDLE), engine("p2", Role.PREFILL, **IDLE)]
     calls = plan([waits, queued, *idle], at(Target(waits, queued), 8))
@@ -194,7 +194,7 @@ def test_no_plan_asks_for_more_than_there_is_room_for(
 ROWS = 2
 WAITING = 8
 ENDLESS_TOKENS = 3900
-"""Of an answer that takes longer than all that is asked beside it."""
+"""Length of an answer that takes longer than all that is asked beside it."""
 
 
 def request(number: int, max_tokens: int = 8) -> dict[str, Any]:

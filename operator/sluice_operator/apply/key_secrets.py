@@ -26,8 +26,8 @@ from sluice_operator.log import fields
 KEY_BYTES: Final = 32
 REMEMBERED: Final = 100_000
 MISSING_SECONDS: Final = 10.0
-"""How long pods are missing before a Secret that should exist is tried: the kubelet, too, asks for
-one again only after a while."""
+"""Time for which pods are missing before a Secret that should exist is tried: the kubelet, too,
+asks for one again only after a while."""
 EXISTS: Final = "AlreadyExists"
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class _Tried(NamedTuple):
     """The last try since pods are missing."""
 
     waiting: str
-    """What waited for the Secret; empty: it was not tried yet."""
+    """Hash of what waited for the Secret; empty: it was not tried yet."""
     at: float
     """Seconds of the monotonic clock; of the first look, if it was not tried yet."""
     is_made: bool = False
@@ -90,7 +90,7 @@ class KeySecrets:
         return None
 
     async def _create(self, secret: KeySecret) -> bool:
-        """Whether there was none."""
+        """Creates the Secret; False if there is one."""
         drawn = base64.b64encode(self._random_bytes(KEY_BYTES)).decode()
         try:
             await self._client.create(SECRET, secret.manifest | {"stringData": {secret.key: drawn}})

@@ -60,7 +60,7 @@ class Nodes:
         return None if self._known is None else tuple(self._known.values())
 
     async def reread(self) -> tuple[tuple[NodeChange, ...], str]:
-        """What has changed since it was last read, and the version to watch from.
+        """Changes since the last time, and the version to watch from.
 
         Raises:
             RequestError: they cannot be read; what was read before is kept.

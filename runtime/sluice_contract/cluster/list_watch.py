@@ -23,11 +23,11 @@ RESYNC_SECONDS: Final = 400.0
 """A new list is due after once to twice as long. A watch from a version that the API server has
 not reached, as after a restored backup, is open and silent."""
 FAILURES_BEFORE_LIST: Final = 3
-"""After that many failures the version itself, or the event after it, may be the cause."""
+"""Failures after which the version itself, or the event after it, may be the cause."""
 FIRST_PAUSE_SECONDS: Final = 0.2
 LONGEST_PAUSE_SECONDS: Final = 15.0
 LONGEST_RETRY_AFTER_SECONDS: Final = 60.0
-"""What an API server may ask for in addition to a pause."""
+"""Longest wait that an API server may ask for in addition to a pause."""
 
 
 class RefusedError(Exception):

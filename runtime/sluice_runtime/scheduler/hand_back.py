@@ -1,4 +1,4 @@
-"""Which waiting requests go to another engine that has room for them. Pure.
+"""Choice of the waiting requests that go to another engine with room for them. Pure.
 
 A request that has begun stays: it holds pages, or a client has seen a part of its answer. Of the
 others one stays where waiting is cheaper than computing elsewhere what is cached here. It will wait
@@ -19,7 +19,7 @@ HANDED_BACK: Final = "the engine has not begun it, and another engine has room"
 
 
 class Costs(NamedTuple):
-    """What prompts take."""
+    """Time that a token of a prompt takes, and the size of a page."""
 
     token_seconds: float
     """0: unknown."""
@@ -75,7 +75,7 @@ def _is_cheaper_elsewhere(
     costs: Costs,
     now: float,
 ) -> bool:
-    """Whether it waits longer than its cached tokens save. The prompt of a request that awaits
+    """Whether the request waits longer than its cached tokens save. The prompt of one that awaits
     pages is computed by another engine, wherever it decodes."""
     if request.phase is Phase.AWAITING_PAGES:
         return True

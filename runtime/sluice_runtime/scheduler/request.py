@@ -76,7 +76,8 @@ class Request:
     preempted: bool = False
     """Whether it was sent back for a more urgent one; that happens once at most."""
     waiting_since_seconds: float = 0.0
-    """When it joined the queue: its arrival at this engine, or its last retraction."""
+    """Time at which the request joined the queue: of its arrival at this engine, or of its last
+    retraction."""
     started_seconds: float | None = None
     """When its first step was scheduled."""
 

@@ -40,16 +40,16 @@ class Caller:
     """Where a request comes from, and when it arrived."""
 
     arrival_seconds: float
-    """At this engine."""
+    """Time of the arrival at this engine."""
     head: CallHead
-    """What the router tells of its history."""
+    """History of the request, from the router."""
     tenant: str = ""
     """As in `Generate`."""
     routing_key: str = ""
     names: tuple[str, ...] = ()
     """Names by which the request may be aborted."""
     router_id: str = ""
-    """Its `x-request-id`."""
+    """`x-request-id` of the request."""
     prefill: PrefillEngine | None = None
     """The engine that computes the prompts, if it is another one."""
     traceparent: str = ""

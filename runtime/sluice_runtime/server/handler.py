@@ -109,7 +109,7 @@ class PlannedRequest(NamedTuple):
     ignored: list[str]
     """Names of unknown fields, quoted for a header and a log."""
     start: AnswerStart | None
-    """Of a private call: what another engine would need to go on."""
+    """Start of a private call's answer: what another engine would need to go on."""
     head: CallHead
     """First line of a private call; without a history for any other."""
 

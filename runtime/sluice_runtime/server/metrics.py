@@ -79,7 +79,7 @@ class Timeline:
 
 
 class SloCounts(NamedTuple):
-    """What the load report says of the slo."""
+    """Counts of the load report for the slo."""
 
     requests: int
     in_time: int
@@ -88,7 +88,7 @@ class SloCounts(NamedTuple):
 
 
 class KeptSlo:
-    """How many requests kept the engine's `slo` since its start, for the load report.
+    """Requests that kept the engine's `slo` since its start, for the load report.
 
     An answer keeps it if its first token came within `ttftMilliseconds` of the request's arrival
     here, and the mean time between the steps that gave it tokens is within `itlMilliseconds`: so

@@ -28,7 +28,7 @@ from sluice_runtime.server.fields import RequestModel
 from sluice_runtime.server.service import Identity, Service
 
 LAME_DUCK_SECONDS: Final = 1.25
-"""How long new work is still taken: routers ask for the load at least so often."""
+"""Time for which new work is still taken: routers ask for the load at least so often."""
 HANDED_BACK: Final = "the engine takes another role; another engine can go on with this answer"
 
 MAX_HAND_BACK_BYTES: Final = 64 * 1024
@@ -42,10 +42,10 @@ class RoleRequest(RequestModel):
 
     role: Literal["prefill", "decode"]
     epoch: str = Field(min_length=1, max_length=64)
-    """Of the engine's load report; another one each time that it has taken a role. So the call is
-    good for this engine, and once."""
+    """Epoch of the engine's load report; another one each time that it has taken a role. So the
+    call is good for this engine, and once."""
     drain_seconds: float | None = Field(default=None, ge=0, le=86_400)
-    """After so long what still runs is handed back. Left out: the engine's drainSeconds."""
+    """Time after which all that still runs is handed back. Left out: the engine's drainSeconds."""
 
 
 class HandBackRequest(RequestModel):
@@ -76,7 +76,7 @@ class HandBacks:
         self._lock = asyncio.Lock()
 
     async def handle(self, request: Request) -> int:
-        """How many requests leave.
+        """Number of requests that leave.
 
         Raises:
             MistakenError: 403, the call is not signed.
@@ -139,7 +139,7 @@ class RoleChanger:
 
     @staticmethod
     def _keeps_role(identity: Identity) -> str | None:
-        """Why this engine never has another role than now."""
+        """Reason for which this engine never has another role than now."""
         if identity.role is Role.MIXED or identity.kv_transfer is None:
             return 'this engine\'s role is "mixed"'
         if (ranks := identity.tensor_parallel_size) > 1:

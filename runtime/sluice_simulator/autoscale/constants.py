@@ -72,8 +72,8 @@ class Constants:
     report_age_seconds: float = 0.5
     """Of load reports when a policy sees them."""
     hand_back_seconds: float = 0.5
-    """Between two looks of the router at queues beside engines with room; its reports are as old.
-    Infinite: what waits in an engine stays there."""
+    """Time between two looks of the router at queues beside engines with room; its reports are as
+    old. Infinite: what waits in an engine stays there."""
     first_replicas: int = 2
     """Of each pool, ready when the trace begins."""
     judged_from_seconds: float = 0.0

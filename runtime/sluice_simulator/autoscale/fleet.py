@@ -264,7 +264,7 @@ class AutoscaledFleet:
     def _pair(
         self, work: Work, source: Replica, target: Replica
     ) -> tuple[Replica, Replica | None] | None:
-        """Where a request goes from its source: with two pools, to both halves anew or to none."""
+        """Engines that a request goes to from its source: with two pools both anew, or none."""
         if source.role is Role.MIXED:
             return target, None
         if source.role is Role.DECODE:
@@ -403,7 +403,7 @@ class Room:
         self.rows = replica.free_rows()
         self.tokens = replica.free_tokens()
         self.seconds = math.inf if replica.role is Role.DECODE else seconds
-        """Of prompts, until the router looks again: more would be a queue there, too."""
+        """Time of prompts until the router looks again: more would be a queue there, too."""
 
     def take(self, work: Work) -> None:
         """A request goes there."""

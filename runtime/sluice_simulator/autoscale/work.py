@@ -29,7 +29,7 @@ class Work:
     output_tokens: int
     computed_tokens: int = 0
     moves: int = 0
-    """How often an engine has handed it back."""
+    """Number of times that an engine has handed the request back."""
     first_token_seconds: float = -1.0
     ended_seconds: float = -1.0
     prefill: Replica | None = None

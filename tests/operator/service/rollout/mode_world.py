@@ -41,8 +41,8 @@ class World(NamedTuple):
         return service_status(observed, plan_service(observed), NOW)
 
     def switched(self, spec: Manifest) -> tuple[World, ServicePlan]:
-        """After the wanted pools run, and routers are planned that follow them. These do not run
-        yet."""
+        """World in which the wanted pools run, and the plan whose routers follow them. These do not
+        run yet."""
         world = self.carried_out(self.plan(spec), roles_in(spec))
         plan = world.plan(spec)
         return world.carried_out(plan, roles_in(spec)), plan

@@ -59,7 +59,7 @@ def test_no_engine_ends_for_a_successor_whose_gpu_a_lost_node_holds() -> None:
 def test_an_engine_that_leaves_is_not_called_back(
     planned: int | None, live: int, draining: int
 ) -> None:
-    """Its Deployment, as seen so far, still asks for it. Another pod would be one too many."""
+    """The Deployment, as seen so far, still asks for it. Another pod would be one too many."""
     former = Revision("a", replicas=2, ready=2, available=2, planned=planned)
     desired = Revision("b", replicas=1, ready=1, available=1)
     pools = (PoolState(DECODE, 3, desired, (former,)),)
@@ -70,7 +70,7 @@ def test_an_engine_that_leaves_is_not_called_back(
 
 
 def test_a_revision_whose_pods_all_leave_is_not_called_back() -> None:
-    """It is not seen yet that its Deployment has gone."""
+    """The Deployment has gone, which is not seen yet."""
     leaving = Revision("a", replicas=2, ready=2, available=2, planned=2, is_leaving=True)
     desired = Revision("b", replicas=2, ready=1, available=1, planned=2)
     pools = (PoolState(DECODE, 2, desired, (leaving,)),)
@@ -82,7 +82,7 @@ def test_a_revision_whose_pods_all_leave_is_not_called_back() -> None:
 
 
 def test_a_pool_that_grows_again_waits_for_its_engine_that_leaves() -> None:
-    """Its Deployment, as seen so far, has not shrunk yet."""
+    """The Deployment, as seen so far, has not shrunk yet."""
     pools = (PoolState(DECODE, 2, Revision("a", 2, 2, planned=1)),)
     budget = Budget(2, {DECODE: 1}, {DECODE: PodCounts({"a": 1}, 1)})
     plan = plan_within(pools, {DECODE: "a"}, plan_rollout, budget)

@@ -92,13 +92,13 @@ class Cluster:
         return name if self.prints else ""
 
     def count(self) -> None:
-        """What pools say of their pods."""
+        """Takes over the counts of pods in the pools' statuses."""
         self.ready = {role: dict(pods) for role, pods in self.pods.items()}
         for role, there in self.pods.items():
             self.counted[role] = PodCounts(Counter(there), len(self.draining[role]))
 
     def see(self) -> None:
-        """What is known of Deployments."""
+        """Takes over the Deployments as they are."""
         self.deployments = {
             role: {name: (count, self._ready(role, name)) for name, count in asked.items()}
             for role, asked in self.asked.items()
