@@ -68,11 +68,11 @@ class UnansweredRequests:
         return iter(self._requests)
 
     @contextmanager
-    def sent(self, request: Unanswered) -> Iterator[Unanswered]:
+    def sent(self, request: Unanswered) -> Iterator[None]:
         """Holds a request as unanswered as long as the `with` block lasts."""
         self._requests[request] = None
         try:
-            yield request
+            yield
         finally:
             del self._requests[request]
 
