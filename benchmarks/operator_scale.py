@@ -56,8 +56,8 @@ RESYNC_SECONDS = 600.0
 SETTLE_SECONDS = 10.0
 POLL_SECONDS = 0.5
 QUIET_SECONDS = MIN_READY_SECONDS + 3.0
-"""Without a write for this long, and with an empty queue, the operator is at rest: an engine counts
-as available `MIN_READY_SECONDS` after it is ready."""
+"""Time without a write after which an operator with an empty queue is at rest: an engine counts as
+available `MIN_READY_SECONDS` after it is ready."""
 COUNTED_EDITS = 3
 """Edits of one service each whose API calls are counted."""
 SERVED_SECONDS = 180.0
@@ -177,7 +177,7 @@ class Work:
         self._audit, self._operator = AuditLog(plane.audit_log), operator
         self._began, self._cpu_before = time.monotonic(), cpu_seconds(operator.pid)
         self.seconds = self.cpu_seconds = 0.0
-        """Until the last write, to `POLL_SECONDS`."""
+        """Time until the last write, to `POLL_SECONDS`."""
         self.calls: Counter[str] = Counter()
         """Requests to the API server by verb, resource and code, without those for the Lease."""
 

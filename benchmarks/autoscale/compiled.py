@@ -15,7 +15,7 @@ from typing import Final
 
 import sluice_simulator.autoscale as package
 
-MODULES: Final = ("fleet.py", "hand_back.py", "replica.py", "step_times.py", "work.py")
+MODULES: Final = ("fleet.py", "replica.py", "step_times.py", "work.py")
 CACHE: Final = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sluice"
 SETUP: Final = """
 from mypyc.build import mypycify

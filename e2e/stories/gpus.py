@@ -25,7 +25,7 @@ ENV: Final = [
 """Of engines that say they have them."""
 
 ROOM: Final = {"cpu": "8", "memory": "32Gi", "ephemeral-storage": "64Gi", "pods": "10"}
-"""Of a pretended node."""
+"""Capacity of a pretended node."""
 NOBODY: Final = "192.0.2.1"
 """Address of its pods, where nothing answers."""
 

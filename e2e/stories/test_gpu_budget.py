@@ -52,7 +52,7 @@ class Engine:
 
     role: str
     stays: bool
-    """It is not being deleted."""
+    """False: the pod is being deleted."""
     is_ready: bool
 
 
@@ -185,7 +185,7 @@ def test_a_roll_out_of_one_prefill_engine_and_three_others_interrupts_nothing(
     budget: int,
     chunk_size: int,
 ) -> None:
-    """With a full budget the pool of three lends a GPU to that of one; else one is free."""
+    """A pool of three lends a GPU to that of one where the budget is full; else one is free."""
     former, before = engines(kubectl, lending), lending.condition("Ready")
     with (
         reach(cluster, NAMESPACE, lending.name) as url,
@@ -236,7 +236,7 @@ def pods_of(kubectl: Kubectl, service: Service, node: str) -> list[str]:
 def test_what_waits_for_the_gpus_of_a_lost_node_is_named_and_nothing_ends_for_it(
     cluster: Cluster, kubectl: Kubectl, halved: tuple[Service, str], pretended: str
 ) -> None:
-    """Its kubelet is gone, so the pod that Kubernetes evicts from it never leaves."""
+    """A pod that Kubernetes evicts from the node never leaves, as its kubelet is gone."""
     service, lost = halved
     with (
         reach(cluster, NAMESPACE, service.name) as url,

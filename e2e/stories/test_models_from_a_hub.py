@@ -172,7 +172,7 @@ def test_two_engines_of_a_bucket_s_model_share_one_download(
 def test_a_quota_of_requests_and_limits_admits_what_brings_the_model(
     cluster: Cluster, kubectl: Kubectl, quota: str, make: Callable[[dict[str, Any]], Service]
 ) -> None:
-    """By defaults for Jobs that fill a claim, by `model.resources` for engines that download."""
+    """Jobs that fill a claim pass by defaults, engines that download by `model.resources`."""
     router = {"replicas": 1, "resources": IN_QUOTA}
 
     def within(**more: Any) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """One attempt: sends a request to one engine, and says why it was not answered if it was not.
 
+`Sender` sends clients' requests, `EngineCalls` the router's own.
+
 A failed attempt is not retried or counted here. Streams have no time limit of their own, so the
 kernel detects an engine that vanished: by keep-alive probes while nothing is in flight, by a limit
 on unacknowledged data otherwise. Connections to the API server are opened in the same way.
@@ -7,17 +9,18 @@ on unacknowledged data otherwise. Connections to the API server are opened in th
 
 from __future__ import annotations
 
+import hashlib
 import io
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any, Final
 
 import aiohttp
 from sluice_contract.http_errors import REQUEST_ID_HEADER, TENANT_FULL
-from sluice_contract.wire.handover import PREFILL_HEADER, Bound
-from sluice_contract.wire.private_calls import PRIVATE_HEADER
+from sluice_contract.wire.handover import PREFILL_HEADER, Bound, Keys
+from sluice_contract.wire.private_calls import PRIVATE_HEADER, signed_call
 from sluice_contract.wire.spans import TRACEPARENT_HEADER
 from sluice_contract.wire.tenants import TENANT_HEADER
 from yarl import URL
@@ -48,6 +51,8 @@ from sluice_router.telemetry import Attempt, RouterSpans
 
 _REFUSAL_BYTES: Final = 65_536
 """Length to which a refusal is cut before it is passed on."""
+_OWN_ANSWER_BYTES: Final = 4096
+_OWN_CONNECT_SECONDS: Final = 2.0
 KEEPALIVE_IDLE_SECONDS: Final = 10
 KEEPALIVE_INTERVAL_SECONDS: Final = 5
 KEEPALIVE_PROBES: Final = 3
@@ -234,6 +239,35 @@ class Sender:
             id_ = headers[REQUEST_ID_HEADER]
             headers[TENANT_HEADER] = self._sign_tenant(call.tenant, id_, bound)
         return headers
+
+
+@dataclass(frozen=True)
+class EngineCalls:
+    """Signs and posts the router's own calls, each with a request id of its own."""
+
+    session: aiohttp.ClientSession
+    keys: Keys
+    unix_clock: Callable[[], float]
+    draw_id: Callable[[], str]
+
+    async def post(
+        self, engine: EngineState, path: str, body: bytes, answer_seconds: float
+    ) -> tuple[int, str]:
+        """Status and text of the answer.
+
+        Raises:
+            aiohttp.ClientError, OSError: there is none, or it took longer.
+            ValueError: there is no key.
+        """
+        limit = aiohttp.ClientTimeout(total=answer_seconds, sock_connect=_OWN_CONNECT_SECONDS)
+        url = engine.endpoint.url + path
+        request_id = self.draw_id()
+        bound = Bound(path, hashlib.sha256(body).hexdigest())
+        signed = signed_call(self.keys()[0], request_id, bound, self.unix_clock())
+        headers = {REQUEST_ID_HEADER: request_id, PRIVATE_HEADER: signed}
+        async with self.session.post(url, data=body, headers=headers, timeout=limit) as answer:
+            text = (await read_at_most(answer, _OWN_ANSWER_BYTES)).decode(errors="replace")
+        return answer.status, text
 
 
 def _error_type(error: BaseException) -> str:

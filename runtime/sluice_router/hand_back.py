@@ -1,5 +1,4 @@
-"""No request waits at one engine while another has room: the router asks for it back, and picks
-anew.
+"""Hand-backs: the router asks for requests that wait while another engine has room, and picks anew.
 
 `plan_hand_backs` is pure. It looks at the last load reports, and at the requests of this router of
 which no byte has come. An engine gives back only what it has not begun, which it alone knows: such
@@ -25,19 +24,19 @@ from sluice_contract.cluster.labels import Role
 from sluice_contract.wire.load import LoadReport
 from sluice_contract.wire.private_calls import HAND_BACK_PATH, MAX_HAND_BACK
 
-from sluice_router.engine_calls import EngineCalls
+from sluice_router.attempts import EngineCalls
 from sluice_router.engines import Clock, EngineState, Fleet, condition
 from sluice_router.targets import Target
 
 MAX_MOVES: Final = 2
-"""How often one request is asked back."""
+"""Times that one request is asked back."""
 MIN_WAIT_SECONDS: Final = 0.5
-"""Below it a request may only wait for the step that runs."""
+"""Wait of a request that is asked back: a shorter one may be for the step that runs."""
 IDLE_WORK_SECONDS: Final = 0.5
-"""An engine whose queued prompts take less has room for more."""
+"""Work of queued prompts below which an engine has room for more."""
 ANSWER_SECONDS: Final = 5.0
 PAUSE_SECONDS: Final = 10.0
-"""How long an engine that gave nothing back is not asked again: its room goes to other queues."""
+"""Pause for an engine that gave nothing back: the room goes to other queues."""
 
 logger: Final = logging.getLogger("sluice.router.hand_back")
 
@@ -69,11 +68,11 @@ class UnansweredRequests:
         return iter(self._requests)
 
     @contextmanager
-    def sent(self, request: Unanswered) -> Iterator[Unanswered]:
-        """It is unanswered as long as the `with` block lasts."""
+    def sent(self, request: Unanswered) -> Iterator[None]:
+        """Holds a request as unanswered as long as the `with` block lasts."""
         self._requests[request] = None
         try:
-            yield request
+            yield
         finally:
             del self._requests[request]
 
@@ -83,22 +82,22 @@ class HandBack:
     """One call to an engine, for requests of this router."""
 
     queue: EngineState
-    """Where they wait."""
+    """Engine at which the requests wait."""
     engine: EngineState
-    """Which has their answers: the same, or a decode engine of theirs."""
+    """Engine that has the answers: that of the queue, or a decode engine of these requests."""
     requests: tuple[Unanswered, ...]
-    """In the order in which they are to leave."""
+    """Requests in the order in which they are to leave."""
     most: int
     waits_for: Role
 
 
 class Look(NamedTuple):
-    """What a plan goes by, besides the engines and requests."""
+    """Values that a plan goes by, besides the engines and requests."""
 
     now: float
     stale_seconds: float
     interval_seconds: float
-    """Until the next look."""
+    """Time until the next look."""
     draw: Callable[[], float]
     """Uniform in [0, 1)."""
 
@@ -115,7 +114,7 @@ def plan_hand_backs(
     look: Look,
     not_asked: Collection[str] = (),
 ) -> list[HandBack]:
-    """Which engines are asked for how many requests; `not_asked`: keys of those that are not."""
+    """Calls to engines, each for some requests. `not_asked`: keys of engines that get none."""
     waiting = _by_engine(requests, look.now)
     calls: list[HandBack] = []
     named = set[Unanswered]()
@@ -225,7 +224,7 @@ def _is_served_by_one(
 
 
 def _take(rooms: dict[str, int], free: Mapping[str, int], count: int) -> None:
-    """So many of the `free` places are no room any more."""
+    """Takes `count` of the `free` places out of the rooms."""
     for key, places in free.items():
         taken = min(places, count)
         rooms[key] -= taken
@@ -264,9 +263,9 @@ class HandBacks:
     interval_seconds: float
     draw: Callable[[], float]
     _not_before: dict[str, float] = field(default_factory=dict)
-    """When an engine with a queue may be asked again: once a report is there from after that."""
+    """Times by key of an engine with a queue: it is asked again once a report is newer."""
     _running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
-    """By the key of the engine with the queue."""
+    """Calls under way, by the key of the engine with the queue."""
 
     def look(self) -> None:
         """Begins the calls that the present reports ask for."""

@@ -19,7 +19,7 @@ import aiohttp
 from sluice_contract.cluster.labels import Role
 from sluice_contract.wire.private_calls import ROLE_PATH
 
-from sluice_router.engine_calls import EngineCalls
+from sluice_router.attempts import EngineCalls
 from sluice_router.engines import EngineState, Fleet, Phase
 
 LOOK_SECONDS: Final = 0.25

@@ -146,9 +146,9 @@ class Progress:
         self.done = False
         """Whether the stream's end came."""
         self.moved = 0
-        """How often engines have handed the request back."""
+        """Number of times that engines have handed the request back."""
         self.prompt_counted = False
-        """Whether one of them has counted its prompt."""
+        """Whether an engine that handed the request back has counted its prompt."""
         self._seed = seed
         self._waited_seconds = waited_seconds
         self._charge = charge

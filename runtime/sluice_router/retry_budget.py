@@ -13,7 +13,7 @@ ENGINE_LOST: Final[frozenset[RetryReason]] = frozenset(
 )
 """Failures of all the requests that an engine has when it is lost, or leaves."""
 LOST_TIMES: Final = 2
-"""How many times as many retries these may have, apart from all others."""
+"""Retries of these failures, apart from all others, as a multiple of those of the others."""
 RETRIED_SHARE: Final = 0.2
 """Retries that each request adds to the budget."""
 RETRIES_PER_SECOND: Final = 10
@@ -48,7 +48,7 @@ class TokenBucket:
 
 
 class RetryBudget:
-    """How many retries all requests together have left: to them each request adds.
+    """Retries that all requests together have left: each request adds to them.
 
     Where an engine is lost, all of its requests are retried at once, so these failures have retries
     of their own, and need the others only after them.

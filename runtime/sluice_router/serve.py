@@ -28,12 +28,11 @@ from sluice_contract.wire.spans import Record
 
 from sluice_router.accounting import UNKNOWN_ROUTE, Guard
 from sluice_router.app import ConfiguredParts, Parts, build_app
-from sluice_router.attempts import Sender, open_session
+from sluice_router.attempts import EngineCalls, Sender, open_session
 from sluice_router.auth import ApiKeys, tenant_signer
 from sluice_router.connections import ConnectionLimits
 from sluice_router.discovery import LoadPoller, SliceFollower, slice_client
 from sluice_router.edge import CorsHeaders
-from sluice_router.engine_calls import EngineCalls
 from sluice_router.engines import Endpoint, Fleet, Phase
 from sluice_router.forward import Dispatcher
 from sluice_router.hand_back import HandBacks

@@ -44,15 +44,15 @@ HANDOVER_MUTATIONS: Final = (
         """        if private is None:
             return
             raise _refused(f"{PRIVATE_HEADER}: missing""",
-        ("test_role_change",),
+        ("test_router_calls",),
         package="server",
     ),
     Mutation(
         "what runs too long in the former role goes on",
-        "role_change",
+        "router_calls",
         "                client.end_all(UnavailableError(HANDED_BACK))",
         "                pass",
-        ("test_role_change",),
+        ("test_router_calls",),
         package="server",
     ),
     Mutation(

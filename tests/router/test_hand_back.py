@@ -1,12 +1,18 @@
-"""Which requests a router asks back, of whom, and how many."""
+"""Which requests a router asks back, of whom, and how many; with real engines, who answers them."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +30,11 @@ from sluice_router.hand_back import (
 from sluice_router.targets import Target
 
 from tests.examples import examples
+from tests.router import fakes
 from tests.router.fakes import load_report
+from tests.router.private_engines import KEY
+from tests.router.test_killed_engines import all_take_private_calls
+from tests.runtime.launch import processes
 
 NOW = 1000.0
 FULL: dict[str, Any] = {
@@ -113,7 +123,7 @@ def test_requests_of_an_adapter_stay_where_no_other_engine_has_it() -> None:
 
 
 def test_a_request_is_named_in_one_call_of_a_look() -> None:
-    """Also where both halves of its pair have queues."""
+    """Requests stay in one call where both halves of their pair have queues."""
     waits, queued = full("d", 4, Role.DECODE), full("p", 4, Role.PREFILL)
     idle = [engine("d2", Role.DECODE, **IDLE), engine("p2", Role.PREFILL, **IDLE)]
     calls = plan([waits, queued, *idle], at(Target(waits, queued), 8))
@@ -179,3 +189,136 @@ def test_no_plan_asks_for_more_than_there_is_room_for(
     assert all(count == 1 for count in asked.values())
     if sum(rooms) and any(waiting) and routers == 1:
         assert calls, "a request waits beside an engine with room"
+
+
+ROWS = 2
+WAITING = 8
+ENDLESS_TOKENS = 3900
+"""Length of an answer that takes longer than all that is asked beside it."""
+
+
+def request(number: int, max_tokens: int = 8) -> dict[str, Any]:
+    return {
+        "model": "tiny",
+        "prompt": f"Story {number}",
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+        "temperature": 0.0,
+    }
+
+
+@dataclass
+class Service:
+    """Two engines of `ROWS` rows each, and a router."""
+
+    client: aiohttp.ClientSession
+    engines: list[processes.Process]
+    urls: list[str]
+    router: fakes.RunningRouter
+
+    async def answer(self, number: int, url: str | None = None) -> str:
+        url = (url or self.router.url) + "/v1/completions"
+        async with self.client.post(url, json=request(number)) as response:
+            body = await response.json()
+            assert response.status == 200, body
+            return str(body["choices"][0]["text"])
+
+    async def occupy(self, url: str) -> list[asyncio.Task[None]]:
+        """Answers that fill an engine, not asked through the router."""
+        begun = [asyncio.Event() for _ in range(ROWS)]
+        tasks = [
+            asyncio.create_task(self._endless(url, number, event))
+            for number, event in enumerate(begun)
+        ]
+        await asyncio.gather(*(event.wait() for event in begun))
+        return tasks
+
+    async def _endless(self, url: str, number: int, begun: asyncio.Event) -> None:
+        body = request(number, ENDLESS_TOKENS) | {"stream": True}
+        async with self.client.post(url + "/v1/completions", json=body) as response:
+            async for _ in response.content:
+                begun.set()
+
+    async def queued(self, url: str) -> int:
+        async with self.client.get(url + "/load") as response:
+            return int((await response.json())["figures"]["queuedRequests"])
+
+    async def until_all_wait(self) -> None:
+        while True:
+            if sum([await self.queued(url) for url in self.urls]) >= WAITING:
+                return
+            await asyncio.sleep(0.02)  # another process's reports
+
+    async def moved(self) -> int:
+        async with self.client.get(self.router.metrics_url + "/metrics") as response:
+            lines = (await response.text()).splitlines()
+        found = [line for line in lines if 'reason="handed_back"' in line]
+        return int(float(found[0].split()[-1])) if found else 0
+
+    async def ledger(self) -> dict[str, int]:
+        async with self.client.get(self.router.metrics_url + "/ledger") as response:
+            return dict(await response.json())
+
+
+@asynccontextmanager
+async def running(folder: Path) -> AsyncIterator[Service]:
+    async with AsyncExitStack() as stack:
+        engines = []
+        for name in ("a", "b"):
+            (folder / name).mkdir()
+            key = folder / name / "key"
+            key.write_bytes(KEY)
+            config = processes.write_config(
+                folder / name,
+                contextLength=ENDLESS_TOKENS + 196,
+                kvPoolTokens=4 * ENDLESS_TOKENS,
+                maxRunningRequests=ROWS,
+                dtype="float32",
+                handoverKeyFile=str(key),
+            )
+            engines.append(stack.enter_context(processes.running(processes.program(config))))
+        urls = [await asyncio.to_thread(engine.ready_url) for engine in engines]
+        router = await stack.enter_async_context(
+            fakes.running_router(*urls, handover_key_file=str(folder / "a" / "key"))
+        )
+        client = await stack.enter_async_context(aiohttp.ClientSession())
+        await all_take_private_calls(client, router.metrics_url)
+        yield Service(client, engines, urls, router)
+
+
+@pytest.mark.process
+async def test_what_waits_is_answered_by_the_engine_that_gets_room(tmp_path: Path) -> None:
+    async with running(tmp_path) as service, asyncio.timeout(processes.HANG_SECONDS):
+        expected = [await service.answer(n, service.urls[0]) for n in range(WAITING)]
+        stays, leaves = [await service.occupy(url) for url in service.urls]
+        answers = [asyncio.create_task(service.answer(n)) for n in range(WAITING)]
+        await service.until_all_wait()
+        for task in leaves:
+            task.cancel()
+        assert await asyncio.gather(*answers) == expected
+        assert not any(task.done() for task in stays), "the other engine became free"
+        assert await service.moved() > 0
+        assert (await service.ledger())["answered"] == WAITING
+        for task in stays:
+            task.cancel()
+
+
+@pytest.mark.process
+async def test_what_waits_behind_an_engine_that_does_not_move_is_answered_elsewhere(
+    tmp_path: Path,
+) -> None:
+    """Sooner than the engine counts as hung."""
+    async with running(tmp_path) as service, asyncio.timeout(processes.HANG_SECONDS):
+        expected = [await service.answer(n, service.urls[0]) for n in range(WAITING)]
+        both = [await service.occupy(url) for url in service.urls]
+        answers = [asyncio.create_task(service.answer(n)) for n in range(WAITING)]
+        await service.until_all_wait()
+        stopped = service.engines[0].child("sluice_runtime.engine")
+        os.kill(stopped, signal.SIGSTOP)
+        for task in both[1]:
+            task.cancel()
+        assert await asyncio.gather(*answers) == expected
+        assert not any(task.done() for task in both[0]), "the engine was given up before"
+        os.kill(stopped, signal.SIGCONT)
+        for task in both[0]:
+            task.cancel()

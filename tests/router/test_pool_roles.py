@@ -16,7 +16,7 @@ from sluice_contract.cluster.labels import Role
 from sluice_contract.wire.handover import refuse_other_body
 from sluice_contract.wire.private_calls import PRIVATE_HEADER, verified_call
 from sluice_router import pool_roles
-from sluice_router.engine_calls import EngineCalls
+from sluice_router.attempts import EngineCalls
 from sluice_router.engines import Endpoint, Fleet, Phase
 from sluice_router.pool_roles import AGAIN_SECONDS, PoolRoles
 

@@ -26,8 +26,8 @@ from sluice_operator.log import fields
 KEY_BYTES: Final = 32
 REMEMBERED: Final = 100_000
 MISSING_SECONDS: Final = 10.0
-"""How long pods are missing before a Secret that should exist is tried: the kubelet, too, asks for
-one again only after a while."""
+"""Time for which pods are missing before a Secret that should exist is tried: the kubelet, too,
+asks for one again only after a while."""
 EXISTS: Final = "AlreadyExists"
 
 logger = logging.getLogger(__name__)

@@ -135,18 +135,17 @@ def read_rate(read_bytes: int, read_seconds: float) -> float | None:
 
 
 ROUTER_HEADER: Final = "X-Sluice-Router"
-"""Of a request for a load report: what tells this router apart from the others, as `router_name`
-writes it."""
+"""Header of a request for a load report: the router's name, as `router_name` writes it."""
 MAX_INTERVAL_SECONDS: Final = 60.0
 
 
 def router_name(draw: int, interval_seconds: float) -> str:
-    """A router's name, with how often it asks."""
+    """A router's name, which tells it apart from others, and says how often it asks."""
     return f"{draw:016x};{interval_seconds:g}"
 
 
 def router_seconds(name: str) -> float:
-    """How long a router counts after it has asked: three times as long as until it asks again."""
+    """Time for which a router counts after it has asked: three intervals of its requests."""
     try:
         seconds = float(name.partition(";")[2])
     except ValueError:

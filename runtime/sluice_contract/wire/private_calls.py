@@ -23,9 +23,9 @@ from sluice_contract.wire.handover import (
 PRIVATE_HEADER: Final = "X-Sluice-Private"
 """`BASE64URL(JSON).HEX(HMAC-SHA256)` over request id, time, path and body, from the router."""
 ROLE_PATH: Final = "/role"
-"""Where an engine is asked to take another role."""
+"""Path at which an engine is asked to take another role."""
 HAND_BACK_PATH: Final = "/hand-back"
-"""Where an engine is asked for requests that it has not begun."""
+"""Path at which an engine is asked for requests that it has not begun."""
 MAX_HAND_BACK: Final = 64
 """Requests that one such call may name."""
 RESUME_MISMATCH: Final = "resume_mismatch"
@@ -92,9 +92,9 @@ class CallHead(_Value, frozen=True):
     """Seconds since the router had the request: the deadlines of one that has not begun count from
     then."""
     moved: int = 0
-    """How often engines have handed it back."""
+    """Number of times that engines have handed the request back."""
     prompt_counted: bool = False
-    """Whether one of them has counted its prompt as received."""
+    """Whether an engine that handed the request back has counted its prompt as received."""
 
 
 class EventComment(_Value, frozen=True):

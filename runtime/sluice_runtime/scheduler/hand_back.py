@@ -75,7 +75,7 @@ def _is_cheaper_elsewhere(
     costs: Costs,
     now: float,
 ) -> bool:
-    """Whether it waits longer than its cached tokens save. The prompt of a request that awaits
+    """Whether the request waits longer than its cached tokens save. The prompt of one that awaits
     pages is computed by another engine, wherever it decodes."""
     if request.phase is Phase.AWAITING_PAGES:
         return True

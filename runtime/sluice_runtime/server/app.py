@@ -27,7 +27,6 @@ from sluice_runtime.server.body import parse_body, parse_request, read_body, ref
 from sluice_runtime.server.engine_client import LOADING_SECONDS
 from sluice_runtime.server.failures import install_error_handlers
 from sluice_runtime.server.generate_request import GenerateRequest, plan_generate
-from sluice_runtime.server.hand_back import HandBackRequest, HandBacks
 from sluice_runtime.server.handler import RequestHandler, Route, ignored_header
 from sluice_runtime.server.health import TokenCheck
 from sluice_runtime.server.http import GateMiddleware
@@ -44,12 +43,14 @@ from sluice_runtime.server.openapi import (
     ANTHROPIC_ERRORS,
     BODY_ERRORS,
     HEAD_ERRORS,
+    SENDER_ERRORS,
     WORK_ERRORS,
     body,
     document,
     errors,
     events,
     named_events,
+    signed_call,
 )
 from sluice_runtime.server.prompts import Planner
 from sluice_runtime.server.protocol import (
@@ -70,7 +71,12 @@ from sluice_runtime.server.responses.events import ResponseWriter
 from sluice_runtime.server.responses.models import ResponseAnswer, ResponseEvent
 from sluice_runtime.server.responses.request import ResponsesRequest
 from sluice_runtime.server.responses.translation import plan_response
-from sluice_runtime.server.role_change import RoleChanger, RoleRequest
+from sluice_runtime.server.router_calls import (
+    HandBackRequest,
+    HandBacks,
+    RoleChanger,
+    RoleRequest,
+)
 from sluice_runtime.server.sampling_plan import refuse_unknown_tokens
 from sluice_runtime.server.service import Service
 from sluice_runtime.server.streaming import WholeAnswer
@@ -94,7 +100,6 @@ GENERATE: Final = Route(
     "text_completion",
 )
 
-_SENDER: Final = errors(403, 503)
 _NAME: Final = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
 _LOADING: Final = {
     "name": "loading_seconds",
@@ -341,31 +346,23 @@ def _engine(service: Service) -> APIRouter:
         await check_token()
         return JSONResponse({"status": "ok"})
 
-    @router.post("/flush_cache", response_model=response_models.StatusAnswer, responses=_SENDER)
+    @router.post(
+        "/flush_cache", response_model=response_models.StatusAnswer, responses=SENDER_ERRORS
+    )
     async def flush_cache(request: Request) -> Response:
         """Forgets cached prefixes: later requests reuse nothing that was computed before."""
         service.signatures.check_sender(request, b"")
         service.client.flush_cache()
         return JSONResponse({"status": "ok"})
 
-    @router.post(
-        ROLE_PATH,
-        response_model=response_models.RoleAnswer,
-        responses=BODY_ERRORS | errors(403, 503),
-        openapi_extra=body(RoleRequest),
-    )
+    @router.post(ROLE_PATH, **signed_call(RoleRequest, response_models.RoleAnswer))
     async def role(request: Request) -> Response:
         """A prefill engine becomes a decode engine, or the other way round. Signed by the router
         of the service; answers once it is."""
         role, seconds = await changer.handle(request)
         return JSONResponse({"role": role, "seconds": round(seconds, 3)})
 
-    @router.post(
-        HAND_BACK_PATH,
-        response_model=response_models.HandBackAnswer,
-        responses=BODY_ERRORS | errors(403, 503),
-        openapi_extra=body(HandBackRequest),
-    )
+    @router.post(HAND_BACK_PATH, **signed_call(HandBackRequest, response_models.HandBackAnswer))
     async def hand_back(request: Request) -> Response:
         """Gives requests that have not begun back to the service's router, which signs the call."""
         return JSONResponse({"requests": await hand_backs.handle(request)})

@@ -42,9 +42,13 @@ from sluice_runtime.errors import (
     UnavailableError,
     UnsupportedFieldError,
 )
-from sluice_runtime.server.token_stream import GenerationFailedError
+from sluice_runtime.wire.messages import Refusal
 
 _log = logging.getLogger(__name__)
+
+
+class GenerationFailedError(SluiceRuntimeError):
+    """The engine ended a request with an error; `str()` is for the client."""
 
 
 class ModelNotFoundError(RequestError):
@@ -76,6 +80,16 @@ class Kind:
     """Whether the connection is closed: the rest of the request would be read as the next one."""
 
 
+REFUSALS: Final[Mapping[Refusal, type[RequestError]]] = {
+    "overloaded": OverloadedError,
+    "unavailable": UnavailableError,
+    "uncompiled": GrammarUnavailableError,
+    "out_of_memory": RequestOutOfMemoryError,
+    "prefill_failed": PrefillFailedError,
+    "prefill_unavailable": PrefillUnavailableError,
+    "handed_back": HandedBackError,
+}
+"""Errors of the engine's refusals; `invalid` names a field, and is not here."""
 _KINDS: Final[Mapping[type[SluiceRuntimeError], Kind]] = {
     ContextLengthError: Kind(400, INVALID_REQUEST, "context_length_exceeded"),
     UnsupportedFieldError: Kind(400, INVALID_REQUEST, "unsupported_parameter"),

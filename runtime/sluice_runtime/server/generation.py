@@ -13,6 +13,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from sluice_contract.wire.private_calls import CallHead
+
 from sluice_runtime.model.tokenizer import Tokenizer
 from sluice_runtime.server.answer_text import AnswerText, Piece
 from sluice_runtime.server.engine_client import EngineClient
@@ -38,23 +40,20 @@ class Caller:
     """Where a request comes from, and when it arrived."""
 
     arrival_seconds: float
-    """Arrival time at this engine, less the time that the request has waited before."""
+    """Time of the arrival at this engine."""
+    head: CallHead
+    """History of the request, from the router."""
     tenant: str = ""
     """Tenant of the request, as in `Generate`."""
     routing_key: str = ""
     names: tuple[str, ...] = ()
     """Names by which the request may be aborted."""
     router_id: str = ""
-    """The request's `x-request-id`."""
+    """`x-request-id` of the request."""
     prefill: PrefillEngine | None = None
     """The engine that computes the prompts, if it is another one."""
     traceparent: str = ""
-    """Header `traceparent` as it came; empty if it is none."""
-    moved: int = 0
-    prompt_counted: bool = False
-    """Whether the prompt was counted already, as in `Generate`."""
-    waited_seconds: float = 0.0
-    """Seconds that the request has waited before it came here."""
+    """As it came; empty if it is none."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ class Generator:
             sampling=plan.sampling,
             stop_token_ids=plan.stop_token_ids,
             ignore_eos=plan.ignore_eos,
-            arrival_seconds=caller.arrival_seconds,
+            arrival_seconds=caller.arrival_seconds - caller.head.waited_seconds,
             credit_tokens=CREDIT_TOKENS,
             priority=plan.priority,
             grammar=plan.grammar,
@@ -136,9 +135,9 @@ class Generator:
             prefill=caller.prefill,
             traceparent=caller.traceparent,
             generated_ids=list(choice.ids),
-            moved=caller.moved,
-            prompt_counted=caller.prompt_counted,
-            waited_seconds=caller.waited_seconds,
+            moved=caller.head.moved,
+            prompt_counted=caller.head.prompt_counted,
+            waited_seconds=caller.head.waited_seconds,
         )
 
 

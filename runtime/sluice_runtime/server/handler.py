@@ -109,9 +109,9 @@ class PlannedRequest(NamedTuple):
     ignored: list[str]
     """Names of unknown fields, quoted for a header and a log."""
     start: AnswerStart | None
-    """Start of a private call's answer, by which another engine could continue it."""
-    head: CallHead | None = None
-    """Head of a private call."""
+    """Start of a private call's answer: what another engine would need to go on."""
+    head: CallHead
+    """First line of a private call; without a history for any other."""
 
     @property
     def running(self) -> int:
@@ -162,18 +162,15 @@ class RequestHandler:
             raise
         self._service.log_ignored(planned.ignored)
         trace, span = self._traced(route, request, planned, arrival_seconds)
-        head = planned.head or CallHead(0)
         caller = Caller(
-            arrival_seconds - head.waited_seconds,
+            arrival_seconds,
+            planned.head,
             signed.tenant_salt,
             routing_key,
             planned.names(request.state.request_id),
             router_id=request.state.request_id,
             prefill=signed.prefill,
             traceparent=trace,
-            moved=head.moved,
-            prompt_counted=head.prompt_counted,
-            waited_seconds=head.waited_seconds,
         )
         pieces = generator.pieces(planned.choices, caller)
         counted = self._counted(pieces, planned.running, caller, span)
@@ -222,13 +219,12 @@ class RequestHandler:
     ) -> PlannedRequest:
         """Runs in a thread: a long body is slow to hash, to parse and to tokenise."""
         refuse_body(signed.digests, body)
-        head: CallHead | None = None
+        head = CallHead(0)
         if signed.private:
             head, body = split_call(body, self._service.identity.max_body_bytes)
             seed = head.seed
             planner = replace(planner, draw_seed=lambda: seed)
-        resume = head.resume if head else None
-        envelope = self._envelope(route, resume)
+        envelope = self._envelope(route, head.resume)
         planner = replace(planner, unix_seconds=envelope.created_unix)
         parsed, ignored = self._parsed(route, planner, body, signed.tenant)
         adapter = self._service.adapter_key(parsed.requested_model)
@@ -239,7 +235,7 @@ class RequestHandler:
         start = None
         if signed.private:
             start = self._start(envelope, plans, parsed.choices, adapter)
-            choices = resumable_choices(plans, start, resume, planner.vocabulary_size, read)
+            choices = resumable_choices(plans, start, head.resume, planner.vocabulary_size, read)
         else:
             choices = [ResumableChoice(read(plan)) for plan in plans]
         return PlannedRequest(

@@ -80,7 +80,7 @@ class Timeline:
 
 
 class KeptSlo:
-    """How many requests kept the engine's `slo` since its start, for the load report.
+    """Requests that kept the engine's `slo` since its start, for the load report.
 
     An answer keeps it if its first token came within `ttftMilliseconds` of the request's arrival
     here, and the mean time between the steps that gave it tokens is within `itlMilliseconds`: so

@@ -64,6 +64,7 @@ def errors(*statuses: int, model: type[BaseModel] = ErrorAnswer) -> Responses:
 
 HEAD_ERRORS: Final = errors(408, 414, 431)
 BODY_ERRORS: Final = errors(400, 413, 415)
+SENDER_ERRORS: Final = errors(403, 503)
 WORK_ERRORS: Final = BODY_ERRORS | errors(403, 404, 429, 499, 500, 503)
 ANTHROPIC_ERRORS: Final = errors(
     400, 403, 404, 408, 413, 414, 415, 429, 431, 499, 500, OVERLOADED, model=AnthropicErrorAnswer
@@ -74,6 +75,12 @@ def body(model: type[BaseModel]) -> dict[str, Any]:
     """The request body of a route that parses it itself."""
     content = {"application/json": {"schema": _ref(model)}}
     return {"requestBody": {"required": True, "content": content}}
+
+
+def signed_call(model: type[BaseModel], answer: type[BaseModel]) -> dict[str, Any]:
+    """Description of a route for calls that the service's router signs."""
+    responses = BODY_ERRORS | SENDER_ERRORS
+    return {"response_model": answer, "responses": responses, "openapi_extra": body(model)}
 
 
 def events(model: type[BaseModel]) -> Responses:

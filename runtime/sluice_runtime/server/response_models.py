@@ -303,7 +303,7 @@ class HandBackAnswer(ResponseModel):
     """`POST /hand-back`."""
 
     requests: int
-    """How many leave."""
+    """Number of requests that leave."""
 
 
 class AbortAnswer(ResponseModel):

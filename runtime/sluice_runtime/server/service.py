@@ -123,7 +123,7 @@ class Service:
         self.text: ModelText | None = None
         self._logged_fields: set[str] = set()
         self._routers: dict[str, float] = {}
-        """Until when each router counts, by its name."""
+        """Time until which each router counts, by its name."""
 
     @property
     def role(self) -> Role:

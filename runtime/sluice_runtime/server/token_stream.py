@@ -4,39 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Final
 
-from sluice_runtime.errors import (
-    GrammarUnavailableError,
-    HandedBackError,
-    InvalidRequestError,
-    OverloadedError,
-    PrefillFailedError,
-    PrefillUnavailableError,
-    RequestError,
-    RequestOutOfMemoryError,
-    SluiceRuntimeError,
-    UnavailableError,
-)
-from sluice_runtime.wire.messages import Credit, Refusal, ToEngine, TokenDelta
+from sluice_runtime.errors import InvalidRequestError, SluiceRuntimeError
+from sluice_runtime.server.failures import REFUSALS, GenerationFailedError
+from sluice_runtime.wire.messages import Credit, ToEngine, TokenDelta
 
 CREDIT_TOKENS: Final = 1024
 """Tokens of one request that may be sent before the reader has taken earlier ones."""
-
-_REFUSALS: Final[Mapping[Refusal, type[RequestError]]] = {
-    "overloaded": OverloadedError,
-    "unavailable": UnavailableError,
-    "uncompiled": GrammarUnavailableError,
-    "out_of_memory": RequestOutOfMemoryError,
-    "prefill_failed": PrefillFailedError,
-    "prefill_unavailable": PrefillUnavailableError,
-    "handed_back": HandedBackError,
-}
-
-
-class GenerationFailedError(SluiceRuntimeError):
-    """The engine ended a request with an error; `str()` is for the client."""
 
 
 class TokenStream:
@@ -89,7 +65,7 @@ class TokenStream:
         if delta.refusal == "invalid":
             raise InvalidRequestError(delta.error or "invalid", self._grammar_field)
         if delta.refusal is not None:
-            raise _REFUSALS[delta.refusal](delta.error or "the engine refused the request")
+            raise REFUSALS[delta.refusal](delta.error or "the engine refused the request")
         if delta.finish_reason in ("error", "abort"):
             raise GenerationFailedError(delta.error or "the engine gave the request up")
         self._grant(len(delta.token_ids))

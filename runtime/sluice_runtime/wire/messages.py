@@ -155,11 +155,11 @@ class Generate(Message, frozen=True):
     """Whose request it is, as the router has signed; empty: there are no tenants."""
 
     moved: int = 0
-    """How often engines have handed it back."""
+    """Number of times that engines have handed the request back."""
     prompt_counted: bool = False
-    """Whether one of them has counted its prompt as received."""
+    """Whether an engine that handed the request back has counted its prompt as received."""
     waited_seconds: float = 0.0
-    """Between `arrival_seconds` and its arrival at this engine."""
+    """Time between `arrival_seconds` and the arrival at this engine."""
 
     @property
     def label(self) -> str:
@@ -211,9 +211,9 @@ class HandBack(Message, frozen=True):
     with `HandedBack`."""
 
     number: int
-    """Of the call: its answer has it, too."""
+    """Number of the call: `HandedBack` has it, too."""
     waits_for: Role
-    """Whose place they wait for: that of the engine's own role, or of a prefill engine."""
+    """Role of the engine whose place they wait for: of this engine, or of a prefill engine."""
     requests: list[list[str]]
     """Ids of each request's choices, in the order in which the requests are to leave."""
     most: int

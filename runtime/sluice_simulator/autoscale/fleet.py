@@ -4,6 +4,9 @@ Of each pool that a request needs, a few engines are drawn, and it goes to the l
 router's knowledge at that moment. While a pool has no ready engine, the router holds them. A policy
 sees load reports of a certain age. An engine that must go takes no more requests and holds its GPU
 until its last answer.
+
+As a router does, the fleet moves the oldest requests of a queue to engines with room, before they
+have begun: twice at most, and only where the queue ahead takes longer than the prompt elsewhere.
 """
 
 from __future__ import annotations
@@ -12,15 +15,15 @@ import heapq
 import math
 import random
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
+from typing import Final
 
 from sluice_autoscaler.decide import ROLE_CHANGE_SECONDS
 from sluice_autoscaler.sample import EngineSample, PoolSample, Sample
 from sluice_contract.cluster.labels import Role
 
 from sluice_simulator.autoscale.constants import Constants
-from sluice_simulator.autoscale.hand_back import MAX_MOVES, Room, rooms_of, target_of
 from sluice_simulator.autoscale.outcome import Change, Trail
 from sluice_simulator.autoscale.policies.policy import Policy, Targets
 from sluice_simulator.autoscale.replica import Replica, report
@@ -32,6 +35,7 @@ from sluice_simulator.traces.request import Trace
 READY = -1
 """Marker in place of a step's version: the engine is ready."""
 HANDED_OVER = -2
+MAX_MOVES: Final = 2
 
 
 class AutoscaledFleet:
@@ -392,3 +396,44 @@ class AutoscaledFleet:
                     self._begin(role, self._constants.boot_seconds)
                     missing = True
         self.trail.peak = max(self.trail.peak, self._pods)
+
+
+class Room:
+    """An engine without a queue, and what it has room for, as a router knows it."""
+
+    def __init__(self, replica: Replica, seconds: float) -> None:
+        self.replica = replica
+        self.rows = replica.free_rows()
+        self.tokens = replica.free_tokens()
+        self.seconds = math.inf if replica.role is Role.DECODE else seconds
+        """Time of prompts until the router looks again: more would be a queue there, too."""
+
+    def take(self, work: Work) -> None:
+        """A request goes there."""
+        self.rows -= 1
+        self.tokens -= work.reserved_tokens
+        self.seconds -= self.replica.seconds_of(work)
+
+
+def rooms_of(replicas: Iterable[Replica], seconds: float) -> list[Room]:
+    """Engines with room, as they are until a look so much later."""
+    rooms = [Room(replica, seconds) for replica in replicas]
+    return [room for room in rooms if room.rows]
+
+
+def target_of(
+    work: Work, source: Replica, ahead_seconds: float, rooms: Sequence[Room], now: float
+) -> Room | None:
+    """The least loaded engine with room, if its prompts take less than the queue ahead."""
+    best: Room | None = None
+    for room in rooms:
+        if room.replica is source or room.replica.draining or not room.rows:
+            continue
+        if work.reserved_tokens > room.tokens or room.seconds <= 0:
+            continue
+        if best is None or room.replica.load(now) < best.replica.load(now):
+            best = room
+    if best is None:
+        return None
+    decode = source.role is Role.DECODE
+    return best if decode or ahead_seconds > best.replica.seconds_with(work) else None

@@ -72,6 +72,19 @@ def nodes(server: Server) -> Nodes:
     return Nodes(ApiClient(server, lambda verb, plural: None))
 
 
+def clock_of(server: Server, *steps: tuple[float, str, object]) -> FakeClock:
+    """A clock that sets an attribute of the server once so many seconds are over."""
+    clock = FakeClock()
+
+    def step() -> None:
+        for seconds, name, value in steps:
+            if clock.elapsed_seconds > seconds:
+                setattr(server, name, value)
+
+    clock.on_sleep = step
+    return clock
+
+
 async def changes(server: Server, nodes: Nodes, clock: FakeClock | None = None) -> list[NodeChange]:
     """What a watch that has read the first list says of the rest."""
     found: list[NodeChange] = []
@@ -146,13 +159,7 @@ async def test_without_the_right_to_list_them_there_are_none_and_the_watch_asks_
 ) -> None:
     caplog.set_level("INFO")
     server.list_status = 403
-    clock = FakeClock()
-
-    def allow() -> None:
-        if clock.elapsed_seconds > 300:
-            server.list_status = 200
-
-    clock.on_sleep = allow
+    clock = clock_of(server, (300, "list_status", 200))
     assert await nodes.list() is None
     found = await changes(server, nodes, clock)
     assert [change.before for change in found] == [None], "they are all new"
@@ -165,14 +172,7 @@ async def test_without_the_right_to_watch_them_they_are_listed_every_minute(
 ) -> None:
     caplog.set_level("INFO")
     server.watch_status = 403
-    clock = FakeClock()
-
-    def change() -> None:
-        server.nodes = [node(), node("b")]
-        if clock.elapsed_seconds >= 180:
-            server.watch_status = 200
-
-    clock.on_sleep = change
+    clock = clock_of(server, (0, "nodes", [node(), node("b")]), (180, "watch_status", 200))
     assert len(await changes(server, nodes, clock)) == 1
     assert server.lists < 20, "there is a pause after each"
     assert caplog.text.count("may not be followed") == 1
@@ -183,15 +183,7 @@ async def test_a_refusal_that_follows_an_outage_is_logged_once(
 ) -> None:
     caplog.set_level("INFO")
     server.list_status = 503
-    clock = FakeClock()
-
-    def change() -> None:
-        if clock.elapsed_seconds > 300:
-            server.list_status = 200
-        elif clock.elapsed_seconds > 3:
-            server.list_status = 403
-
-    clock.on_sleep = change
+    clock = clock_of(server, (3, "list_status", 403), (300, "list_status", 200))
     await changes(server, nodes, clock)
     assert "nodes not followed" in caplog.text
     assert caplog.text.count("may not be followed") == 1

@@ -146,7 +146,7 @@ class UnkindWorld(World):
         return min(self.size(), self.least_asked) - (not is_beside)
 
     def size(self) -> int:
-        """Of the smaller pool, as it is asked for."""
+        """Size of the smaller pool, as it is asked for."""
         sizes: list[int] = [pool["spec"]["replicas"] for pool in self.of(ENGINE_POOL)]
         for section in (self.spec, self.spec.get("prefill") or {}):
             sizes += [section["replicas"]] if "replicas" in section else []
@@ -248,7 +248,7 @@ def test_one_decode_engine_beside_three_of_prefill_under_a_full_budget_is_never_
 
 @pytest.mark.process
 def test_engines_that_served_stay_for_those_of_an_edit_where_their_revision_was_deleted() -> None:
-    """Also those that were not ready when the edit was planned."""
+    """Engines that were not ready when the edit was planned stay, too."""
     world: UnkindWorld = type("LostRecord", (UnkindWorld,), {"is_changed": False})()
     world.a_service_answers(3, "Mixed")
     world.lose("record")

@@ -16,7 +16,6 @@ from sluice_operator.manifests.deployments import INPUTS
 from sluice_operator.manifests.metadata import note_of
 from sluice_operator.service.names import child_names
 from sluice_operator.service.plan import plan_service
-from sluice_operator.service.resolve.spec_errors import spec_errors
 from sluice_operator.service.revisions.parts import engine_part
 from sluice_operator.service.revisions.revision import revisions_of
 from sluice_operator.service.revisions.settings import settings_status
@@ -26,7 +25,6 @@ from tests.operator.api.documents import with_nulls
 from tests.operator.examples import (
     FULL_SPEC,
     FULL_TEMPLATE,
-    IMAGES,
     SERVICE_UID,
     complete_service,
     live,
@@ -68,13 +66,6 @@ async def test_a_spec_with_nulls_is_carried_out_as_one_that_leaves_them_out() ->
     before = len(edited.api.writes)
     await edited.edited(**filled)
     assert {request.path.rpartition("/")[2] for request in edited.api.writes[before:]} == {"status"}
-
-
-@pytest.mark.parametrize("spec", [{"engine": None}, {"engine": {"dtype": None}, "slo": None}])
-def test_admission_takes_null_for_left_out(spec: dict[str, Any]) -> None:
-    assert spec_errors(IMAGES, service(spec)) == ()
-    (refusal,) = spec_errors(IMAGES, service(spec | {"prefill": None}))
-    assert "write `prefill: {}`, or leave it out" in refusal.message
 
 
 @given(SPECS)
@@ -193,19 +184,6 @@ def test_paused_writes_nothing() -> None:
 def test_a_service_that_is_going_gets_nothing() -> None:
     going = service(deletionTimestamp="2026-01-01T00:00:00Z")
     assert plan_service(service_observed(going)).apply == ()
-
-
-def test_a_spec_that_cannot_be_read_is_refused_by_field() -> None:
-    plan = plan_service(service_observed(service({"engine": {"dtype": "int3"}})))
-    assert plan.refusal is not None
-    assert (plan.refusal.reason, plan.refusal.field) == ("InvalidSpec", "spec.engine.dtype")
-
-
-def test_contradicting_defaults_are_refused_by_field() -> None:
-    plan = plan_service(service_observed(service({"engine": {"pageSize": 1024}})))
-    assert plan.refusal is not None
-    assert plan.refusal.field == "spec.engine.chunkSize"
-    assert "at least pageSize (1024)" in plan.refusal.message
 
 
 def test_scaling_is_told_with_both_numbers() -> None:
@@ -338,19 +316,6 @@ def test_the_engines_are_told_what_is_promised_between_tokens() -> None:
         assert slo_of({"slo": {"itlMilliseconds": 50, **asked}}) == promise
 
 
-@pytest.mark.parametrize(("key", "value"), [("chunkSize", -1), ("mixedChunk", False)])
-def test_a_promise_that_the_settings_cannot_keep_is_refused_by_field(
-    key: str, value: object
-) -> None:
-    spec = {"slo": {"itlMilliseconds": 50}, "engine": {key: value}}
-    plan = plan_service(service_observed(service(spec)))
-    assert plan.refusal
-    assert (plan.refusal.reason, plan.refusal.field) == ("InvalidSpec", f"spec.engine.{key}")
-    assert "slo.itlMilliseconds" in plan.refusal.message
-    alone = service({"engine": {key: value}})
-    assert plan_service(service_observed(alone)).refusal is None
-
-
 def _settings_of(spec: Manifest) -> Manifest:
     return settings_status(service_plan(spec).pools[0].settings)
 
@@ -366,43 +331,6 @@ def test_a_pools_own_settings_go_before_those_of_all_and_say_so() -> None:
     assert found["chunkSize"] == {"value": 64, "source": "User", "from": "spec.engine"}
     images = [pool.manifest["spec"]["image"] for pool in service_plan(spec).pools]
     assert images == ["own:1", "all:1"]
-
-
-def test_a_pools_own_setting_that_contradicts_is_refused_where_it_is() -> None:
-    refusal = service_plan({"prefill": {"engine": {"maxPrefillTokens": 4}}}).refusal
-    assert refusal is not None
-    assert refusal.field == "spec.prefill.engine.maxPrefillTokens"
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "others"), [("dtype", "float32", "auto"), ("pageSize", 8, 16)]
-)
-def test_pools_that_could_not_hand_over_the_kv_cache_are_refused(
-    key: str, value: object, others: object
-) -> None:
-    refusal = service_plan({"prefill": {"engine": {key: value}}}).refusal
-    assert refusal is not None
-    (found,) = refusal.parts
-    assert (found.reason, found.field) == ("InvalidSpec", f"spec.prefill.engine.{key}")
-    told = f"{json.dumps(value)} in pool prefill is not allowed beside {json.dumps(others)} in pool"
-    assert told in found.message
-
-
-def test_tensor_parallelism_takes_the_gpus_that_an_engine_has() -> None:
-    pool = {"accelerator": {"count": 4}}
-    spec: Manifest = {"engine": {"tensorParallelSize": 2}, **pool}
-    refusal = service_plan(spec).refusal
-    assert refusal is not None
-    found = next(each for each in refusal.parts if each.reason == "InvalidSpec")
-    assert found.field == "spec.engine.tensorParallelSize"
-    assert "spec.accelerator.count (4)" in found.message
-
-
-@pytest.mark.parametrize("endpoint", ["http://h:99999", "http://[1:2]:3", "http://a\u2100b"])
-def test_a_collector_that_no_policy_can_name_is_refused(endpoint: str) -> None:
-    refusal = service_plan({"tracing": {"endpoint": endpoint}}).refusal
-    assert refusal is not None
-    assert refusal.message.startswith("spec.tracing.endpoint: ")
 
 
 def test_tracing_reaches_every_process_and_opens_the_way_to_the_collector() -> None:

@@ -62,7 +62,7 @@ def test_no_more_than_were_asked_for_leave_and_in_the_order_that_was_asked_for()
 
 
 def test_a_request_whose_prompt_is_cached_stays_while_it_waits_for_less() -> None:
-    """Its neighbour, of which nothing is cached, leaves."""
+    """A neighbour of which nothing is cached leaves."""
     settings = settings_of(max_running_requests=1, prefix_cache=True, pool_tokens=512)
     bench = Bench(settings)
     bench.add(request("before", 120, 1))

@@ -138,11 +138,28 @@ async def test_what_is_not_implemented_is_refused_by_name(server: Server, field:
     assert refused.value.param == field
 
 
-@pytest.mark.parametrize("field", ["regex", "ebnf", "grammar", "guided_json", "json"])
-async def test_responses_never_ignore_a_constraint(server: Server, field: str) -> None:
-    with pytest.raises(openai.BadRequestError, match="not implemented yet") as refused:
-        await server.openai.responses.create(model=MODEL, input="a", extra_body={field: "x"})
-    assert refused.value.param == field
+MESSAGE = {"max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+OTHERS: list[tuple[str, dict[str, Any], str]] = [
+    ("responses", {"input": "a"}, "regex ebnf grammar guided_json json"),
+    *(
+        (route, MESSAGE, "response_format structured_outputs ebnf regex json guided_choice")
+        for route in ("messages", "messages/count_tokens")
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "field"),
+    [(route, body, field) for route, body, fields in OTHERS for field in fields.split()],
+)
+async def test_a_route_never_ignores_a_constraint_of_others(
+    server: Server, route: str, body: dict[str, Any], field: str
+) -> None:
+    fields = {"model": MODEL, field: {"type": "a"}}
+    response = await server.http.post(f"/v1/{route}", json=body | fields)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, field)
+    assert "not implemented yet" in error["message"]
 
 
 async def test_a_grammar_in_lark_is_refused_with_a_hint(server: Server) -> None:

@@ -10,8 +10,7 @@ from sluice_autoscaler.decision import Move
 from sluice_autoscaler.sample import Sample
 from sluice_contract.cluster.labels import Role
 from sluice_simulator.autoscale.constants import AZURE
-from sluice_simulator.autoscale.fleet import AutoscaledFleet
-from sluice_simulator.autoscale.hand_back import rooms_of, target_of
+from sluice_simulator.autoscale.fleet import AutoscaledFleet, rooms_of, target_of
 from sluice_simulator.autoscale.outcome import Trail, itl_seconds, ttft_seconds
 from sluice_simulator.autoscale.policies.policy import Plan, Static, Targets
 from sluice_simulator.autoscale.replica import Replica

@@ -13,7 +13,9 @@ from sluice_operator.manifests.metadata import with_applied_fields
 from sluice_operator.pool.observe import PoolObserved
 from sluice_operator.pool.plan import plan_pool
 from sluice_operator.pool.status import pool_status
+from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.plan import ServicePlan, plan_service
+from sluice_operator.service.report.status import service_status
 
 from tests.operator.examples import NOW, complete, live, pods, service, service_observed, written
 
@@ -28,9 +30,22 @@ class World(NamedTuple):
     children: dict[tuple[str, str], Manifest]
     routers: tuple[Manifest, ...] = ()
 
+    def observed(self, spec: Manifest) -> ServiceObserved:
+        return service_observed(service(spec), self.children.values(), pods=self.routers)
+
     def plan(self, spec: Manifest) -> ServicePlan:
-        found = service_observed(service(spec), self.children.values(), pods=self.routers)
-        return plan_service(found)
+        return plan_service(self.observed(spec))
+
+    def status(self, spec: Manifest) -> Manifest:
+        observed = self.observed(spec)
+        return service_status(observed, plan_service(observed), NOW)
+
+    def switched(self, spec: Manifest) -> tuple[World, ServicePlan]:
+        """World in which the wanted pools run, and the plan whose routers follow them. These do not
+        run yet."""
+        world = self.carried_out(self.plan(spec), roles_in(spec))
+        plan = world.plan(spec)
+        return world.carried_out(plan, roles_in(spec)), plan
 
     def carried_out(self, plan: ServicePlan, ready: Iterable[str] = ()) -> World:
         """After the plan and those of its pools; the engines of roles in `ready` all run."""

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import pytest
 from sluice_contract.cluster.labels import Role
-from sluice_operator.conditions.conditions import find
 from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
 from sluice_operator.manifests.metadata import owner, with_applied_fields
 from sluice_operator.pool.observe import PoolObserved
 from sluice_operator.pool.plan import plan_pool
 from sluice_operator.service.plan import plan_service
 from sluice_operator.service.report.scaling import scaled_service
-from sluice_operator.service.report.status import service_status
 from sluice_operator.service.rollout.mode_switch import Former, former_manifests
 
-from tests.operator.examples import NOW, complete, pool_with, service, service_observed
+from tests.operator.examples import pool_with, service, service_observed
 from tests.operator.service.rollout.mode_world import (
     APART,
     MIXED,
@@ -76,8 +74,7 @@ def test_a_switch_that_is_taken_back_leaves_nothing(before: Manifest, after: Man
 
 def test_wanted_engines_that_die_after_the_switch_bring_nothing_back() -> None:
     world, _ = serving_in(MIXED)
-    world = world.carried_out(world.plan(APART), roles_in(APART))
-    world = world.carried_out(switched := world.plan(APART), roles_in(APART))
+    world, switched = world.switched(APART)
     world.stop("decode")
     again = world.plan(APART)
     assert followed_pools(world, again) == pools_in(APART)
@@ -147,9 +144,8 @@ def test_former_engines_stay_while_no_router_runs_or_the_new_ones_are_not_ready(
     world = world.carried_out(world.plan(APART))
     lost = world.without("Deployment", "chat-router").with_routers()
     assert not removes_pools(lost.plan(APART))
-    world = world.carried_out(world.plan(APART), roles_in(APART))
-    switched = world.plan(APART)
-    world = world.carried_out(switched, roles_in(APART)).with_routers(switched)
+    world, switched = world.switched(APART)
+    world = world.with_routers(switched)
     assert removes_pools(world.plan(APART))
     world.stop("decode")
     assert not removes_pools(world.plan(APART))
@@ -157,9 +153,8 @@ def test_former_engines_stay_while_no_router_runs_or_the_new_ones_are_not_ready(
 
 def test_config_maps_that_others_mount_into_routers_keep_no_former_pool() -> None:
     world, former = serving_in(MIXED)
-    world = world.carried_out(world.plan(APART), roles_in(APART))
-    switched = world.plan(APART)
-    world = world.carried_out(switched, roles_in(APART)).with_routers(former, switched)
+    world, switched = world.switched(APART)
+    world = world.with_routers(former, switched)
     for pod in world.routers:
         root = {"name": "istiod-ca-cert", "configMap": {"name": "istio-ca-root-cert"}}
         pod["spec"] = pod["spec"] | {"volumes": [root, *pod["spec"]["volumes"]]}
@@ -187,8 +182,8 @@ def test_routers_that_are_lost_while_new_pools_cannot_start_are_made_for_those_t
 
 def test_routers_that_are_lost_after_the_switch_follow_the_new_pools() -> None:
     world, _ = serving_in(MIXED)
-    world = world.carried_out(world.plan(APART), roles_in(APART))
-    world = world.carried_out(switched := world.plan(APART), roles_in(APART)).with_routers(switched)
+    world, switched = world.switched(APART)
+    world = world.with_routers(switched)
     world.stop("decode")
     lost = world.without("Deployment", "chat-router").with_routers()
     there = service(APART) | {"status": {"mode": "Disaggregated"}}
@@ -216,7 +211,7 @@ def test_former_pools_are_scaled_while_they_serve(mode: str) -> None:
     world = world.carried_out(world.plan(before), roles_in(before))
     world = world.scaled(roles_in(before)[0], 3)
     world = world.carried_out(world.plan(after))
-    observed = service_observed(service(after), world.children.values(), pods=world.routers)
+    observed = world.observed(after)
     plan = plan_service(observed)
     assert plan.former.is_served
     scaled = scaled_service(observed, plan)
@@ -228,37 +223,6 @@ def test_former_pools_are_scaled_while_they_serve(mode: str) -> None:
     assert {limits.maximum for limits in scaled.settings.pools.values()} == {5}, "the last ones"
     assert scaled.settings.gpu_budget == 12
     assert scaled.former_gpus == sum(replicas_of(plan).values()), "those of the new pools"
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "engines"),
-    [({"replicas": 3}, {"replicas": 3, "prefill": {}}, ("3/3", "P 1/1 D 3/3")),
-     ({"replicas": 2, "prefill": {}}, {"replicas": 4}, ("P 1/1 D 2/2", "4/4"))],
-    ids=["apart", "together"],
-)  # fmt: skip
-def test_mode_replicas_and_engines_of_a_status_are_those_of_the_pools_that_serve(
-    before: Manifest, after: Manifest, engines: tuple[str, str]
-) -> None:
-    def status(world: World) -> Manifest:
-        observed = service_observed(service(after), world.children.values(), pods=world.routers)
-        return service_status(observed, plan_service(observed), NOW)
-
-    modes = ("Mixed", "Disaggregated") if "prefill" in after else ("Disaggregated", "Mixed")
-    world, _ = serving_in(before)
-    for _ in range(2):
-        world = world.carried_out(world.plan(after))
-        found = status(world)
-        assert (found["mode"], found["summary"], found["replicas"]) == (
-            modes[0], engines[0], before["replicas"],
-        )  # fmt: skip
-        assert found["pools"].keys() == set(roles_in(after)), "how far these are"
-    world = world.carried_out(world.plan(after), roles_in(after))
-    switched = world.plan(after)
-    world = world.carried_out(switched, roles_in(after)).with_routers(switched)
-    found = status(world)
-    assert (found["mode"], found["summary"], found["replicas"]) == (
-        modes[1], engines[1], after["replicas"],
-    )  # fmt: skip
 
 
 def outside(spec: Manifest) -> Manifest:
@@ -341,7 +305,7 @@ def test_former_pools_of_fixed_size_are_scaled_by_nobody() -> None:
     world = world.carried_out(world.plan(fixed), ["mixed"])
     after = scaled_spec("Disaggregated", 1)
     world = world.carried_out(world.plan(after))
-    observed = service_observed(service(after), world.children.values(), pods=world.routers)
+    observed = world.observed(after)
     plan = plan_service(observed)
     assert plan.former.is_served
     assert scaled_service(observed, plan) is None
@@ -369,9 +333,8 @@ def test_of_former_pools_in_a_roll_out_what_was_complete_follows_the_number(roll
 
 def test_routers_that_have_ended_keep_no_former_pool() -> None:
     world, former = serving_in(MIXED)
-    world = world.carried_out(world.plan(APART), roles_in(APART))
-    switched = world.plan(APART)
-    world = world.carried_out(switched, roles_in(APART)).with_routers(former, switched)
+    world, switched = world.switched(APART)
+    world = world.with_routers(former, switched)
     world.routers[0]["status"] = {"phase": "Failed", "reason": "Evicted"}
     assert removes_pools(world.plan(APART))
 
@@ -395,85 +358,3 @@ def test_routers_of_which_nobody_knows_what_was_applied_stay_as_they_are() -> No
     plan = world._replace(children=there).plan(APART)
     assert plan.router is not None
     assert plan.router["spec"] == former.router["spec"]
-
-
-def test_it_is_ready_while_the_former_pools_serve() -> None:
-    world, _ = serving_in(MIXED)
-    world = world.carried_out(world.plan(APART))
-    observed = service_observed(service(APART), world.children.values(), pods=world.routers)
-    routers = complete(world.children["Deployment", "chat-router"])
-    world.children["Deployment", "chat-router"] = routers
-    status = service_status(observed, world.plan(APART), NOW)
-    told = {kind: find(status, kind) for kind in ("Ready", "MixedReady", "DecodeReady", "Updated")}
-    assert {kind: found and found["status"] for kind, found in told.items()} == {
-        "Ready": "True",
-        "MixedReady": "True",
-        "DecodeReady": "False",
-        "Updated": "False",
-    }
-    assert status["mode"] == "Mixed"
-    assert status["pools"].keys() == {"prefill", "decode"}
-
-
-@pytest.mark.parametrize(("before", "after"), SWITCHES, ids=["apart", "together"])
-def test_it_stays_ready_while_the_pools_report_later_than_their_deployments(
-    before: Manifest, after: Manifest
-) -> None:
-    world, _ = serving_in(before)
-    world = world.carried_out(world.plan(after))
-    silent = {key: child for key, child in world.children.items() if key[0] == "EnginePool"}
-    reported = world.carried_out(world.plan(after), roles_in(after))
-
-    late = reported._replace(children=reported.children | silent)
-    assert _ready(late, after) == "True"
-    assert followed_pools(late, late.plan(after)) == pools_in(before)
-
-    assert followed_pools(reported, reported.plan(after)) == pools_in(after)
-    assert _ready(reported, after) == "True"
-
-
-def _ready(world: World, spec: Manifest) -> str:
-    routers = complete(world.children["Deployment", "chat-router"])
-    children = world.children | {("Deployment", "chat-router"): routers}
-    observed = service_observed(service(spec), children.values(), pods=world.routers)
-    ready = find(service_status(observed, plan_service(observed), NOW), "Ready")
-    assert ready is not None
-    return str(ready["status"])
-
-
-def test_new_pools_that_fail_halt_the_switch() -> None:
-    world, _ = serving_in(MIXED)
-    world = world.carried_out(world.plan(APART))
-    stalled = {
-        "type": "Stalled",
-        "status": "True",
-        "reason": "ModelLoadFailed",
-        "message": "pod a.",
-    }
-    for role in roles_in(APART):
-        pool = world.children["EnginePool", f"chat-{role}"]
-        told = {"observedGeneration": pool["metadata"]["generation"], "conditions": [stalled]}
-        world.children["EnginePool", f"chat-{role}"] = pool | {"status": told}
-    observed = service_observed(service(APART), world.children.values(), pods=world.routers)
-    progressing = find(service_status(observed, world.plan(APART), NOW), "Progressing")
-    assert progressing is not None
-    assert (progressing["status"], progressing["reason"]) == ("False", "RolloutHalted")
-    assert progressing["message"] == (
-        "ModelLoadFailed: Pool prefill: pod a. The pools of the former mode serve on."
-    )
-
-
-def test_a_former_pool_that_does_not_serve_is_told() -> None:
-    world, _ = serving_in(MIXED)
-    key = ("EnginePool", "chat-mixed")
-    pool = world.children[key]
-    gone = [each | {"ready": 0} for each in pool["status"]["revisions"]]
-    world.children[key] = pool | {
-        "status": pool["status"] | {"revisions": gone, "readyReplicas": 0}
-    }
-    observed = service_observed(service(APART), world.children.values(), pods=world.routers)
-    status = service_status(observed, plan_service(observed), NOW)
-    ready = find(status, "Ready")
-    assert ready is not None
-    assert ready["status"] == "False"
-    assert "mixed" in ready["message"]

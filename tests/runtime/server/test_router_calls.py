@@ -1,4 +1,4 @@
-"""`POST /role`: who may call it, what it refuses, and what the engine says while it changes."""
+"""`POST /role`, signed by the router: who may call, what is refused, and what an engine says."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sluice_contract.cluster.labels import Role
 from sluice_contract.config.kv_transfer import KvTransfer
 from sluice_contract.wire.handover import PREFILL_HEADER, Bound, PrefillRef, signed_header
 from sluice_contract.wire.private_calls import PRIVATE_HEADER, signed_call
-from sluice_runtime.server import role_change
+from sluice_runtime.server import router_calls
 from sluice_runtime.wire.messages import Abort, RoleTaken, TakeRole
 from sluice_runtime.wire.transport import private_endpoint
 
@@ -69,7 +69,7 @@ async def test_it_answers_once_the_engine_has_the_role_and_a_second_call_at_once
         assert answer["role"] == "prefill"
         assert answer["seconds"] > 0
         (message,) = server.engine.of(TakeRole)
-        assert message == TakeRole(Role.PREFILL, role_change.LAME_DUCK_SECONDS, 0.0)
+        assert message == TakeRole(Role.PREFILL, router_calls.LAME_DUCK_SECONDS, 0.0)
         report = (await server.http.get("/load")).json()
         assert (report["role"], report["epoch"]) == ("prefill", "e1-prefill")
         assert not report["draining"]
@@ -187,7 +187,7 @@ async def test_an_engine_that_drains_keeps_its_role() -> None:
 async def test_what_runs_too_long_is_aborted_and_handed_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(role_change, "LAME_DUCK_SECONDS", 0.05)
+    monkeypatch.setattr(router_calls, "LAME_DUCK_SECONDS", 0.05)
     async with server_of(Role.DECODE) as server:
         server.engine.paused.set()
         server.engine.takes_roles = False
@@ -202,7 +202,7 @@ async def test_what_runs_too_long_is_aborted_and_handed_back(
         changing = asyncio.create_task(take_role(server, role="prefill", drain_seconds=0.1))
         await until(lambda: server.service.load_report().draining)
         assert server.service.load_report().role is Role.DECODE
-        assert error(await asked) == (503, None, role_change.HANDED_BACK)
+        assert error(await asked) == (503, None, router_calls.HANDED_BACK)
         await until(lambda: bool(server.engine.of(Abort)))
         server.engine.say(RoleTaken(Role.PREFILL, "e2", 8998))
         assert (await changing).json()["role"] == "prefill"

@@ -1,4 +1,4 @@
-"""`POST /role`: a prefill engine becomes a decode engine or the other way round, and loads nothing.
+"""Calls that only the router of the service makes, and signs: another role, and a hand-back.
 
 Work in its present role is finished first: prompts that are computed for others, answers that are
 generated. Work that takes too long is handed back, and the router has another engine continue it.
@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from typing import Final, Literal
+from typing import Annotated, Final, Literal, TypeVar
 
 from fastapi import Request
 from pydantic import Field
 from sluice_contract.cluster.labels import Role
+from sluice_contract.wire.private_calls import MAX_HAND_BACK
 
 from sluice_runtime.errors import InvalidRequestError, UnavailableError
 from sluice_runtime.server.body import parse_body, read_body, refuse_heavy
@@ -22,10 +23,13 @@ from sluice_runtime.server.fields import RequestModel
 from sluice_runtime.server.service import Identity, Service
 
 LAME_DUCK_SECONDS: Final = 1.25
-"""How long new work is still taken: routers ask for the load at least so often."""
+"""Time for which new work is still taken: routers ask for the load at least so often."""
 HANDED_BACK: Final = "the engine takes another role; another engine can go on with this answer"
 
+MAX_HAND_BACK_BYTES: Final = 64 * 1024
+
 _log = logging.getLogger(__name__)
+CallT = TypeVar("CallT", bound=RequestModel)
 
 
 class RoleRequest(RequestModel):
@@ -33,11 +37,50 @@ class RoleRequest(RequestModel):
 
     role: Literal["prefill", "decode"]
     epoch: str = Field(min_length=1, max_length=64)
-    """Epoch of the engine's load report, which changes with each role that it takes. So the call is
-    valid for this engine, and once."""
+    """Epoch of the engine's load report; another one each time that it has taken a role. So the
+    call is good for this engine, and once."""
     drain_seconds: float | None = Field(default=None, ge=0, le=86_400)
-    """Seconds after which unfinished requests are handed back. Left out: the engine's
-    drainSeconds."""
+    """Time after which all that still runs is handed back. Left out: the engine's drainSeconds."""
+
+
+class HandBackRequest(RequestModel):
+    """`POST /hand-back`."""
+
+    ids: list[Annotated[str, Field(min_length=1, max_length=256)]] = Field(max_length=MAX_HAND_BACK)
+    """Values of `x-request-id`, in the order in which the requests are to leave."""
+    most: int = Field(ge=0, le=MAX_HAND_BACK)
+    """Requests that may leave."""
+    waits_for: Literal["mixed", "prefill", "decode"]
+    """Role of the engine in whose queue they are: this one, or that of their prompts."""
+
+
+async def _signed_call(
+    service: Service, request: Request, kind: type[CallT], max_bytes: int
+) -> CallT:
+    content = await read_body(request, max_bytes)
+    service.signatures.check_private(request, content)
+    refuse_heavy(kind, content, prompt_tokens=0)
+    return parse_body(kind, content)
+
+
+class HandBacks:
+    """Hands requests back, for one call after the other."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._lock = asyncio.Lock()
+
+    async def handle(self, request: Request) -> int:
+        """Number of requests that leave.
+
+        Raises:
+            MistakenError: 403, the call is not signed.
+            InvalidRequestError: it cannot be read.
+            UnavailableError: the model is not loaded.
+        """
+        call = await _signed_call(self._service, request, HandBackRequest, MAX_HAND_BACK_BYTES)
+        async with self._lock:
+            return await self._service.client.hand_back(call.ids, call.most, Role(call.waits_for))
 
 
 class RoleChanger:
@@ -55,17 +98,15 @@ class RoleChanger:
             InvalidRequestError: the engine cannot have this role, or the epoch is not its own.
             UnavailableError: it loads, drains, or has failed.
         """
-        content = await read_body(request, self._service.identity.max_body_bytes)
-        self._service.signatures.check_private(request, content)
-        refuse_heavy(RoleRequest, content, prompt_tokens=0)
-        request_body = parse_body(RoleRequest, content)
-        role, seconds = Role(request_body.role), request_body.drain_seconds
+        max_bytes = self._service.identity.max_body_bytes
+        call = await _signed_call(self._service, request, RoleRequest, max_bytes)
+        role, seconds = Role(call.role), call.drain_seconds
         self._check(role)
-        self._check_epoch(request_body.epoch)
+        self._check_epoch(call.epoch)
         async with self._lock:
             if role is self._service.role:
                 return role, 0.0
-            self._check_epoch(request_body.epoch)
+            self._check_epoch(call.epoch)
             return role, await self._take(
                 role, self._service.identity.drain_seconds if seconds is None else seconds
             )
@@ -93,7 +134,7 @@ class RoleChanger:
 
     @staticmethod
     def _keeps_role(identity: Identity) -> str | None:
-        """Why this engine never has another role than now."""
+        """Reason for which this engine never has another role than now."""
         if identity.role is Role.MIXED or identity.kv_transfer is None:
             return 'this engine\'s role is "mixed"'
         if (ranks := identity.tensor_parallel_size) > 1:
