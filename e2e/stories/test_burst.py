@@ -14,7 +14,8 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from math import inf
 from typing import Any, Final
 
@@ -28,7 +29,7 @@ from e2e.kubectl import Kubectl
 from e2e.model.tasks import COPY_HEADER, make_prompt
 from e2e.reach import reach
 from e2e.stories.paced import pace_in_config_map, paced_template
-from e2e.stories.pods import Pod, load_report, pods, watched_ready_times
+from e2e.stories.pods import Pod, load_report, metric, pods, poll, watched_ready_times
 from e2e.stories.ramp import Answer, ask, client_of
 from e2e.stories.scaled import Scaled
 from e2e.stories.service import NAMESPACE, chat_service, disaggregated_service, scaled_between
@@ -75,10 +76,20 @@ class Burst:
         """Those that answer."""
         return pods(self._kubectl, self.scaled.service, self._role)
 
-    def ledger(self) -> Ledger:
-        """All routers' together."""
+    def routers(self) -> list[Pod]:
+        return pods(self._kubectl, self.scaled.service, ROUTER_ROLE)
+
+    def kill_once_requests_move(self, pod: Pod) -> bool:
+        """Whether some moved, and `pod` was killed then."""
+        moved = poll(lambda: any(map(self._retries, self.routers())), GROWN_SECONDS)
+        if moved:
+            pod.kill()
+        return moved
+
+    def ledger(self, routers: Sequence[Pod] | None = None) -> Ledger:
+        """All these routers' together; by default of all."""
         path = f"/api/v1/namespaces/{NAMESPACE}/pods/%s:{ROUTER_METRICS}/proxy/ledger"
-        routers = pods(self._kubectl, self.scaled.service, ROUTER_ROLE)
+        routers = self.routers() if routers is None else routers
         texts = [self._kubectl.run("get", "--raw", path % router.name) for router in routers]
         ledgers = [Ledger.model_validate_json(text) for text in texts]
         total = sum((Counter(ledger.model_dump()) for ledger in ledgers), Counter())
@@ -91,14 +102,17 @@ class Burst:
 
     def first_tokens(self, answers: Mapping[str, Answer]) -> dict[str, float]:
         """When each engine that answered gave its first token, as clients saw it."""
-        routers = pods(self._kubectl, self.scaled.service, ROUTER_ROLE)
-        logs = [self._kubectl.run("logs", router.name, "-n", NAMESPACE) for router in routers]
+        words = ("-n", NAMESPACE)
+        logs = [self._kubectl.run("logs", router.name, *words) for router in self.routers()]
         engines = dict(ROUTED.findall("".join(logs)))
         first: dict[str, float] = {}
         for request, answer in answers.items():
             engine = engines[request]
             first[engine] = min(answer.first, first.get(engine, answer.first))
         return first
+
+    def _retries(self, router: Pod) -> float:
+        return metric(self._kubectl, router, "sluice_router_retries_total", ROUTER_METRICS)
 
 
 async def _burst(url: str, name: str) -> dict[str, Answer]:
@@ -173,3 +187,29 @@ def test_what_waits_moves_to_new_engines(
     assert ttft_p99(growing) <= TTFT_RATIO * (ttft_p99(grown) + start)
     assert burst.ledger() == Ledger(answered=2 * REQUESTS)
     assert burst.finished_requests() == finished + 2 * REQUESTS, "one was computed twice"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("role", "routers"), [(Role.MIXED, 3), (Role.DECODE, 3)])
+@pytest.mark.parametrize("killed", ["engine", "router"])
+def test_nothing_is_lost_though_one_is_killed_while_requests_move(
+    cluster: Cluster, burst: Burst, killed: str
+) -> None:
+    """An answer breaks off only where its own router was killed."""
+    (engine,), (router, *others) = burst.engines(), burst.routers()
+    with (
+        reach(cluster, NAMESPACE, burst.scaled.service.name) as url,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        killing = pool.submit(
+            burst.kill_once_requests_move, engine if killed == "engine" else router
+        )
+        answers = list(asyncio.run(_burst(url, "burst-1")).values())
+        assert killing.result(), "no request has moved"
+    whole = [number for number, answer in enumerate(answers) if not answer.error]
+    assert [answers[number].text for number in whole] == [task(number)[1] for number in whole]
+    assert (len(whole) == REQUESTS) == (killed == "engine"), "none was at the router"
+    ledger = burst.ledger(others if killed == "router" else None)
+    assert (ledger.lost, ledger.refused, ledger.open) == (0, 0, 0)
+    assert ledger.answered + ledger.resumed <= len(whole)
+    assert killed == "router" or ledger.answered + ledger.resumed == REQUESTS
