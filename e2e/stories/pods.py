@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import IO, Any, Final, Literal
 
 import pytest
 from sluice_contract.cluster.labels import Role
@@ -117,6 +119,35 @@ def wait_until_idle(kubectl: Kubectl, found: list[Pod], within_seconds: float) -
             in_time = machine.calm_seconds <= within_seconds and time.monotonic() < deadline
             assert in_time, f"{engine.name} does not become idle: {report}"
             time.sleep(POLL_SECONDS)
+
+
+@contextmanager
+def watched_ready_times(kubectl: Kubectl, service: Service) -> Iterator[dict[str, float]]:
+    """When each pod of the service was first seen ready, in Unix seconds by name; filled while the
+    block runs. Objects have these times in whole seconds alone."""
+    ready = '{.status.conditions[?(@.type=="Ready")].status}'
+    selector = f"serving.sluice.dev/service={service.name}"
+    argv = kubectl.argv(
+        "get", "pods", "-n", service.namespace, "-l", selector, "--watch",
+        f'-o=jsonpath={{.metadata.name}} {ready}{{"\\n"}}',
+    )  # fmt: skip
+    seen: dict[str, float] = {}
+
+    def read(lines: IO[str]) -> None:
+        for line in lines:
+            name, _, is_ready = line.strip().partition(" ")
+            if is_ready == "True":
+                seen.setdefault(name, time.time())
+
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as watch:
+        assert watch.stdout is not None
+        reader = threading.Thread(target=read, args=(watch.stdout,))
+        reader.start()
+        try:
+            yield seen
+        finally:
+            watch.terminate()
+            reader.join()
 
 
 def routed_seconds(kubectl: Kubectl, service: Service, request_id: str) -> float:

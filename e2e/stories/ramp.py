@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 import httpx
 import openai
@@ -58,6 +58,7 @@ class Answer:
     """Of the first token; of the end without any."""
     ended: float
     tokens: int
+    text: str = ""
     error: str = ""
 
     @property
@@ -76,38 +77,41 @@ def answers(url: str, ramp: Ramp, tokens: int) -> list[Answer]:
 
 
 async def _answers(url: str, ramp: Ramp, tokens: int) -> list[Answer]:
-    client = openai.AsyncOpenAI(
-        base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=HUNG_SECONDS
-    )
-    offset, began = time.time() - time.monotonic(), time.monotonic()
-    async with client, asyncio.TaskGroup() as group:
+    began = time.monotonic()
+    async with client_of(url) as client, asyncio.TaskGroup() as group:
         asked = []
         for seed, at in enumerate(ramp.arrivals()):
             await asyncio.sleep(began + at - time.monotonic())
-            asked.append(group.create_task(_answer(client, seed, tokens, offset)))
+            prompt, _ = make_prompt("copy", PROMPT_BYTES, seed)
+            words = {"prompt": prompt, "max_tokens": tokens, "extra_body": {"ignore_eos": True}}
+            asked.append(group.create_task(ask(client, words)))
     return [task.result() for task in asked]
 
 
-async def _answer(client: openai.AsyncOpenAI, seed: int, tokens: int, offset: float) -> Answer:
-    def now() -> float:
-        return offset + time.monotonic()
+def client_of(url: str) -> openai.AsyncOpenAI:
+    """A client that asks once."""
+    return openai.AsyncOpenAI(
+        base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=HUNG_SECONDS
+    )
 
-    prompt, _ = make_prompt("copy", PROMPT_BYTES, seed)
-    asked, first, counted = now(), None, 0
+
+async def ask(client: openai.AsyncOpenAI, words: dict[str, Any]) -> Answer:
+    """The answer to one request, as a stream."""
+    asked, first, counted, text = time.time(), None, 0, ""
     ended = asked
     try:
         chunks = await client.completions.create(
-            model=MODEL, prompt=prompt, max_tokens=tokens, temperature=0, stream=True,
-            stream_options={"include_usage": True}, extra_body={"ignore_eos": True},
-        )  # fmt: skip
+            model=MODEL, temperature=0, stream=True, stream_options={"include_usage": True}, **words
+        )
         async for chunk in chunks:
             if chunk.choices:
-                ended = now()
+                ended = time.time()
                 first = first or ended
+                text += chunk.choices[0].text
             counted = chunk.usage.completion_tokens if chunk.usage else counted
     except (openai.OpenAIError, httpx.HTTPError) as error:
-        return Answer(asked, first or now(), now(), counted, repr(error))
-    return Answer(asked, first or now(), ended, counted)
+        return Answer(asked, first or time.time(), time.time(), counted, text, repr(error))
+    return Answer(asked, first or time.time(), ended, counted, text)
 
 
 class Hindsight:

@@ -22,15 +22,14 @@ import json
 import re
 import statistics
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from e2e import paced_engine
 from e2e.cluster.provider import Cluster
 from e2e.kubectl import Kubectl
 from e2e.reach import reach
+from e2e.stories.paced import pace_in_config_map, paced_template
 from e2e.stories.ramp import Answer, Hindsight, Ramp, Sizes, answers, size_at
 from e2e.stories.scaled import Scaled
 from e2e.stories.service import NAMESPACE, chat_service, scaled_between, unix_seconds
@@ -56,14 +55,7 @@ FROM_TO: Final = re.compile(r"replicas from (\d+) to (\d+)")
 
 def ramp_service() -> dict[str, Any]:
     """One pool of paced engines that follows the load."""
-    template = {
-        "env": [
-            {"name": "PYTHONPATH", "value": "/app:/paced"},
-            {"name": "PACED_STEP_SECONDS", "value": str(STEP_SECONDS)},
-        ],
-        "volumes": [{"name": "paced", "configMap": {"name": NAME}}],
-        "volumeMounts": [{"name": "paced", "mountPath": "/paced", "readOnly": True}],
-    }
+    template = paced_template(NAME, STEP_SECONDS)
     service = scaled_between(1, MAX_REPLICAS, chat_service(NAME, template=template))
     service["spec"]["engine"] |= {"maxRunningRequests": ROWS, "threads": 1}
     service["spec"]["slo"] = {
@@ -78,20 +70,12 @@ def ramp_service() -> dict[str, Any]:
 def scaled(kubectl: Kubectl) -> Iterator[Scaled]:
     """The service with one engine, and what paces it."""
     scaled = Scaled(kubectl, NAME)
-    source = Path(paced_engine.__file__).read_text()
-    config_map = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": NAME, "namespace": NAMESPACE},
-        "data": {"sitecustomize.py": source},
-    }
-    kubectl.apply(json.dumps(config_map))
-    scaled.service.apply(ramp_service())
-    scaled.service.wait_for("Updated", "True")
-    yield scaled
-    scaled.service.delete()
-    scaled.service.wait_until_children_are_gone()
-    kubectl.run("delete", "configmap", NAME, "-n", NAMESPACE)
+    with pace_in_config_map(kubectl, NAME):
+        scaled.service.apply(ramp_service())
+        scaled.service.wait_for("Updated", "True")
+        yield scaled
+        scaled.service.delete()
+        scaled.service.wait_until_children_are_gone()
 
 
 def sizes_asked_for(scaled: Scaled, began: float) -> Sizes:

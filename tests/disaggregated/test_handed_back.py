@@ -1,8 +1,10 @@
-"""Two pools: what waits for pages at one decode engine is answered by another that has some."""
+"""What waits at one engine of a service is answered by another that has room, though an engine or a
+router is killed meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +12,17 @@ import aiohttp
 import pytest
 
 from tests.disaggregated.asking import Request, task, text
+from tests.disaggregated.engines import EngineProcess, RouterProcess
 from tests.disaggregated.service import Service, running_service
-from tests.runtime.launch.processes import HANG_SECONDS, get
+from tests.runtime.launch.processes import HANG_SECONDS, get, until
 
 pytestmark = pytest.mark.process
 
 ROWS = 2
 WAITING = 6
 ENDLESS_TOKENS = 1900
+MOVING = 18
+LOOK_SECONDS = 0.2
 
 
 def test_what_waits_for_pages_is_answered_by_the_engine_that_has_some(tmp_path: Path) -> None:
@@ -38,13 +43,9 @@ async def _answered_elsewhere(service: Service) -> None:
         }
         await _until(service, "running_requests", ROWS)
         asked = [task("copy", 40, seed) for seed in range(WAITING)]
-        answers = [asyncio.create_task(_ask(client, service, request)) for request in asked]
+        answers = [asyncio.create_task(_ask(client, service.url, request)) for request in asked]
         await _until(service, "queued_requests", WAITING // 2)
-        leaves = service.decodes[0]
-        rows = get(service.router.metrics_url, "/picks").json()["picks"]
-        there = [
-            row["requestId"] for row in rows if leaves.url in row["message"].split("decode")[1]
-        ]
+        there = _picked(service, service.decodes[0])
         for name, reading in endless.items():
             if name in there:
                 reading.cancel()
@@ -56,6 +57,78 @@ async def _answered_elsewhere(service: Service) -> None:
             reading.cancel()
         metrics = get(service.router.metrics_url, "/metrics").text
         assert 'sluice_router_retries_total{reason="handed_back"}' in metrics
+
+
+@pytest.mark.parametrize("prefills", [0, 1], ids=["one pool", "two pools"])
+@pytest.mark.parametrize("killed", ["engine", "router"])
+def test_each_request_is_answered_once_though_one_is_killed_while_they_move(
+    tmp_path: Path, prefills: int, killed: str
+) -> None:
+    """Three routers ask one engine for what waits there, until it is killed, or one of them."""
+    rows = {"maxRunningRequests": ROWS}
+    settings: dict[str, Any] = {"router": {"load": {"intervalSeconds": LOOK_SECONDS}}}
+    settings |= {"decode": rows, "mixed": rows}
+    with running_service(tmp_path, prefills, 2, **settings) as service, ExitStack() as stack:
+        service.known()
+        routers = [service.router]
+        for number in range(2):
+            (folder := tmp_path / f"router-{number}").mkdir()
+            more = settings["router"]
+            routers.append(RouterProcess(folder, service.prefills, service.decodes, **more))
+            routers[-1].start()
+            stack.callback(routers[-1].stop)
+        answered = asyncio.run(_answered_though_killed(service, routers, killed))
+        if killed == "router":
+            del routers[1]
+        for router in routers:
+            ledger = router.ledger()
+            assert (ledger.lost, ledger.refused, ledger.open) == (0, 0, 0)
+            assert ledger.answered + ledger.resumed == answered.count(router)
+        left = service.decodes[0].load()
+        if killed == "engine":
+            assert left.finished_requests_total == MOVING, "an answer was computed twice"
+
+
+async def _answered_though_killed(
+    service: Service, routers: list[RouterProcess], killed: str
+) -> list[RouterProcess]:
+    """Which router answered each request."""
+    leaves, stays = service.decodes
+    async with aiohttp.ClientSession() as client, asyncio.timeout(HANG_SECONDS):
+        endless = {
+            f"endless-{seed}": asyncio.create_task(_read(client, service, seed))
+            for seed in range(2 * ROWS)
+        }
+        await _until(service, "running_requests", ROWS)
+        asked = [task("copy", 40, seed) for seed in range(MOVING)]
+        answers = [
+            asyncio.create_task(_ask_again(client, routers[number % 3 :], request))
+            for number, request in enumerate(asked)
+        ]
+        await _until(service, "queued_requests", MOVING // 3)
+        for name in _picked(service, leaves):
+            if name in endless:
+                endless[name].cancel()
+        await asyncio.to_thread(until, lambda: any(map(_moved, routers)))
+        assert stays.load().queued_requests, "all have moved before one is killed"
+        (stays if killed == "engine" else routers[1]).stop()
+        for reading in endless.values():
+            reading.cancel()
+        found = await asyncio.gather(*answers)
+        assert [answer for answer, _ in found] == [request.answer for request in asked]
+        await asyncio.gather(*endless.values(), return_exceptions=True)
+        return [router for _, router in found]
+
+
+def _picked(service: Service, engine: EngineProcess) -> list[str]:
+    """Requests that the first router has sent to this engine, which answers them."""
+    rows = get(service.router.metrics_url, "/picks").json()["picks"]
+    message = {row["requestId"]: row["message"].rpartition("decode ")[2] for row in rows}
+    return [name for name, chosen in message.items() if chosen.startswith(engine.url)]
+
+
+def _moved(router: RouterProcess) -> float:
+    return router.metric('sluice_router_retries_total{reason="handed_back"}')
 
 
 async def _until(service: Service, field: str, least: int) -> None:
@@ -76,8 +149,20 @@ async def _read(client: aiohttp.ClientSession, service: Service, seed: int) -> N
             pass
 
 
-async def _ask(client: aiohttp.ClientSession, service: Service, request: Request) -> Any:
-    async with client.post(service.url + request.path, json=request.body, ssl=False) as response:
+async def _ask(client: aiohttp.ClientSession, url: str, request: Request) -> Any:
+    async with client.post(url + request.path, json=request.body, ssl=False) as response:
         body = await response.json()
         assert response.status == 200, body
         return body["choices"][0]["text"]
+
+
+async def _ask_again(
+    client: aiohttp.ClientSession, routers: list[RouterProcess], request: Request
+) -> tuple[Any, RouterProcess]:
+    """The answer, of the next router where one is gone; and which it was."""
+    for router in routers[:-1]:
+        try:
+            return await _ask(client, router.url, request), router
+        except aiohttp.ClientError:
+            continue
+    return await _ask(client, routers[-1].url, request), routers[-1]

@@ -95,6 +95,13 @@ STEP_MUTATIONS: Final = (
         ("test_retraction", "test_request_table"),
     ),
     Mutation(
+        "queue: a request that another engine had waits behind newer ones",
+        "request_table",
+        "other.arrival_seconds <= request.arrival_seconds",
+        "True",
+        ("test_request_table",),
+    ),
+    Mutation(
         "step: a chunk that more follow samples a token",
         "prefill_planner",
         "samples=ends)",

@@ -37,7 +37,7 @@ class RequestTable:
         self.waiting = WaitingQueue()
         self.prefilling: Request | None = None
         """The request whose prompt was cut."""
-        self.awaiting_pages: dict[str, Request] = {}
+        self.awaiting_pages: OrderedDict[str, Request] = OrderedDict()
         """Requests that wait for a row and pages, in the order of their arrival."""
         self.preallocated: dict[str, Request] = {}
 
@@ -64,13 +64,13 @@ class RequestTable:
     def add(self, request: Request) -> None:
         """A new request waits."""
         self._requests[request.request_id] = request
-        self.waiting.append(request)
+        self.waiting.add(request)
 
     def add_remote(self, request: Request) -> None:
         """A new request, whose prompt is computed elsewhere, waits for a row and pages."""
         request.phase = Phase.AWAITING_PAGES
         self._requests[request.request_id] = request
-        self.awaiting_pages[request.request_id] = request
+        _insert_by_arrival(self.awaiting_pages, request)
 
     def preallocate(self, request: Request) -> None:
         """Moves a request that has a row and pages now."""
@@ -126,14 +126,28 @@ class RequestTable:
             self.prefilling = None
 
 
+def _insert_by_arrival(waiting: OrderedDict[str, Request], request: Request) -> None:
+    """Puts a request behind those that came before it, and behind retracted ones. Takes time for
+    each that came after it: none, but for a request that another engine had before."""
+    later: list[str] = []
+    for other in reversed(waiting.values()):
+        if other.started_seconds is not None or other.arrival_seconds <= request.arrival_seconds:
+            break
+        later.append(other.request_id)
+    waiting[request.request_id] = request
+    for request_id in reversed(later):
+        waiting.move_to_end(request_id)
+
+
 def _move(request: Request, phase: Phase) -> None:
     assert phase in TRANSITIONS[request.phase], f"{request.request_id}: {request.phase} to {phase}"
     request.phase = phase
 
 
 class WaitingQueue:
-    """Requests in the order of their arrival, retracted ones in front. Knows no policy; every
-    operation takes constant time, and so does the token count."""
+    """Requests in the order of their arrival at the service, retracted ones in front. Knows no
+    policy; every operation takes constant time, and so does the token count. Only a request that
+    another engine had before costs time for each that came after it."""
 
     def __init__(self) -> None:
         self._requests: OrderedDict[str, Request] = OrderedDict()
@@ -146,14 +160,16 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Request]:
         return iter(self._requests.values())
 
-    def append(self, request: Request) -> None:
-        self._requests[request.request_id] = request
+    def add(self, request: Request) -> None:
+        """A request that is new to this engine."""
+        _insert_by_arrival(self._requests, request)
         self.tokens += request.uncomputed_tokens
 
     def push_front(self, request: Request) -> None:
         """A retracted request waits in front of all others."""
-        self.append(request)
+        self._requests[request.request_id] = request
         self._requests.move_to_end(request.request_id, last=False)
+        self.tokens += request.uncomputed_tokens
 
     def remove(self, request: Request) -> None:
         """Removes a request; call it before its `computed_tokens` change."""

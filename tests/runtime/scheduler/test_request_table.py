@@ -68,6 +68,22 @@ def test_what_is_not_in_the_table_of_transitions_cannot_happen(
         assert len(table.waiting) == (moved.phase is Phase.WAITING)
 
 
+def test_a_request_that_comes_from_another_engine_waits_where_its_first_arrival_is() -> None:
+    """Behind one that was retracted, which waits in front of all."""
+    table, seconds = RequestTable(4), {"a": 3.0, "b": 5.0, "moved": 2.0, "c": 6.0, "later": 5.0}
+    table.add(retracted := request_from(request("retracted", 8, 10, arrival_seconds=4.0), 10))
+    table.waiting.remove(retracted)
+    retracted.started_seconds = 4.0
+    table.waiting.push_front(retracted)
+    for name, arrival in seconds.items():
+        table.add(request_from(request(name, 8, 10, arrival_seconds=arrival), 10))
+        remote = request(f"remote-{name}", 8, 10, arrival_seconds=arrival)
+        table.add_remote(request_from(remote, 10))
+    order = ["moved", "a", "b", "later", "c"]
+    assert [waiting.request_id for waiting in table.waiting] == ["retracted", *order]
+    assert list(table.awaiting_pages) == [f"remote-{name}" for name in order]
+
+
 def test_no_other_module_changes_a_phase() -> None:
     modules = Path(scheduler.__file__).parent.rglob("*.py")
     writers = {path.stem for path in modules if re.search(r"\.phase = ", path.read_text())}
@@ -186,8 +202,8 @@ def test_whoever_has_its_last_token_in_flight_is_not_ready() -> None:
 def test_retracted_requests_wait_in_front() -> None:
     queue = WaitingQueue()
     first, second, back = (request_from(request(n, 5, 1), 1) for n in ("a", "b", "c"))
-    queue.append(first)
-    queue.append(second)
+    queue.add(first)
+    queue.add(second)
     queue.push_front(back)
     assert [waiting.request_id for waiting in queue] == ["c", "a", "b"]
     queue.remove(first)

@@ -110,7 +110,7 @@ def test_a_request_sent_back_in_its_answer_goes_first_but_for_higher_priorities(
     back.token_ids.append(1)
     expected = "ab" if name == "priority" else "ba"
     queue = WaitingQueue()
-    queue.append(fresh)
+    queue.add(fresh)
     queue.push_front(back)
     assert ordered(admission_order(name), list(queue)) == expected
 
