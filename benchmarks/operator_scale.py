@@ -24,7 +24,13 @@ import aiohttp
 from sluice_operator.kube.kinds import ENGINE_POOL, INFERENCE_SERVICE
 from sluice_operator.manifests.engine import MIN_READY_SECONDS
 
-from benchmarks.operator_edits import Place, Replicas, edit_latencies, storm_seconds
+from benchmarks.operator_edits import (
+    PATIENCE_SECONDS,
+    Place,
+    Replicas,
+    edit_latencies,
+    storm_seconds,
+)
 from benchmarks.operator_fleet import (
     CONTROLLERS,
     Size,
@@ -188,11 +194,15 @@ class Work:
     async def until_rest(self) -> None:
         """Returns once nothing was written for `QUIET_SECONDS`, and no key waits."""
         self._note()
-        while True:
-            await asyncio.sleep(POLL_SECONDS)
-            is_quiet = time.monotonic() - self._began - self.seconds >= QUIET_SECONDS
-            if not self._note() and is_quiet and _waiting(await _metrics(self._operator)) == 0:
-                return
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not await self._rests():
+                pass
+
+    async def _rests(self) -> bool:
+        await asyncio.sleep(POLL_SECONDS)
+        is_quiet = time.monotonic() - self._began - self.seconds >= QUIET_SECONDS
+        has_written = self._note()
+        return not has_written and is_quiet and _waiting(await _metrics(self._operator)) == 0
 
     def _note(self) -> bool:
         """Counts calls since the last time; whether one was a write."""
@@ -227,10 +237,9 @@ async def _rest(
 
 
 async def _until_reconciled(operator: OperatorProcess, count: int) -> None:
-    while True:
-        if await _has_reconciled(operator, count):
-            return
-        await asyncio.sleep(POLL_SECONDS)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not await _has_reconciled(operator, count):  # noqa: ASYNC110
+            await asyncio.sleep(POLL_SECONDS)
 
 
 async def _metrics(operator: OperatorProcess) -> str:

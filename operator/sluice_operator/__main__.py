@@ -16,7 +16,7 @@ from sluice_contract.base import ConfigError
 
 from sluice_operator.clock import SystemClock
 from sluice_operator.kube.connection import Connection
-from sluice_operator.kube.errors import OperatorError
+from sluice_operator.kube.errors import LeaseLostError, OperatorError
 from sluice_operator.log import fields, log_to_stderr
 from sluice_operator.process.run import run
 from sluice_operator.process.settings import Settings
@@ -34,7 +34,7 @@ def main() -> int:
     log_to_stderr(settings.log_level, settings.log_format)
     try:
         asyncio.run(_run(settings))
-    except OperatorError as error:
+    except (OperatorError, LeaseLostError) as error:
         logger.error("stopping", extra=fields(error=error))
         return 1
     except Exception:

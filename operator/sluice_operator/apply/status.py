@@ -7,7 +7,7 @@ pod that starts, is written once a second at most.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from sluice_operator.apply.applier import Applier
@@ -15,15 +15,11 @@ from sluice_operator.apply.events import EventRecorder
 from sluice_operator.apply.plan import Event
 from sluice_operator.apply.rewrites import RewrittenError
 from sluice_operator.clock import Clock
-from sluice_operator.informer.keys import Key
+from sluice_operator.informer.keys import Key, without_counts
 from sluice_operator.kube.errors import RequestError
 from sluice_operator.kube.kinds import Manifest
 
 COUNTS_SECONDS: Final = 1.0
-COUNTS: Final = frozenset(
-    {"drainingReplicas", "pools", "readyReplicas", "summary", "updatedReplicas"}
-)
-"""Numbers of engines for people. Autoscalers read `replicas`, which is not among them."""
 
 
 class StatusGauges(Protocol):
@@ -34,6 +30,30 @@ class StatusGauges(Protocol):
     def forget(self, key: Key) -> None: ...
 
 
+class Pace:
+    """How often the status of an object is written for a change of counts alone."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._written: dict[str, float] = {}
+        """When a status was last written, by the object's uid; the oldest first."""
+
+    def wait_seconds(self, live: Manifest, status: Manifest) -> float:
+        """How long `status` has to wait, in place of `live`'s; 0: not at all."""
+        written, before = self._written.get(live["metadata"]["uid"]), live.get("status") or {}
+        if written is None or status == before or without_counts(status) != without_counts(before):
+            return 0.0
+        return max(0.0, written + COUNTS_SECONDS - self._clock.monotonic())
+
+    def note_written(self, live: Manifest) -> None:
+        """Called after each write."""
+        uid, now = live["metadata"]["uid"], self._clock.monotonic()
+        self._written.pop(uid, None)
+        self._written[uid] = now
+        while now - self._written[oldest := next(iter(self._written))] >= COUNTS_SECONDS:
+            del self._written[oldest]
+
+
 @dataclass(frozen=True)
 class Reporter:
     """Writes the status subresource and events of reconciled objects."""
@@ -41,9 +61,7 @@ class Reporter:
     applier: Applier
     recorder: EventRecorder
     gauges: StatusGauges
-    clock: Clock
-    _written: dict[str, float] = field(default_factory=dict)
-    """When a status was last written, by the object's uid; the oldest first."""
+    pace: Pace
 
     async def report(
         self,
@@ -59,7 +77,7 @@ class Reporter:
         when that fails: what was done is not noticed a second time. `status_events` only when it
         was written."""
         self.gauges.record(live, status)
-        if counts_may_wait and (wait_seconds := self._counts_wait_seconds(live, status)):
+        if counts_may_wait and (wait_seconds := self.pace.wait_seconds(live, status)):
             await self.record(live, events)
             return wait_seconds
         metadata = {key: live["metadata"][key] for key in ("name", "namespace", "uid")}
@@ -79,37 +97,11 @@ class Reporter:
             raise
         await self.record(live, events)
         if written is not None:
-            self._note_written(live)
+            self.pace.note_written(live)
             await self.record(live, status_events)
         return None
-
-    def _counts_wait_seconds(self, live: Manifest, status: Manifest) -> float:
-        """How long a change of counts alone has to wait after the last write; 0: not at all."""
-        written = self._written.get(live["metadata"]["uid"])
-        before = live.get("status") or {}
-        if written is None or status == before or _urgent(status) != _urgent(before):
-            return 0.0
-        return max(0.0, written + COUNTS_SECONDS - self.clock.monotonic())
-
-    def _note_written(self, live: Manifest) -> None:
-        uid, now = live["metadata"]["uid"], self.clock.monotonic()
-        self._written.pop(uid, None)
-        self._written[uid] = now
-        while now - self._written[oldest := next(iter(self._written))] >= COUNTS_SECONDS:
-            del self._written[oldest]
 
     async def record(self, live: Manifest, events: Iterable[Event]) -> None:
         """Records events, on `live` where they name no other object."""
         for event in events:
             await self.recorder.record(event.about or live, event)
-
-
-def _urgent(status: Manifest) -> Manifest:
-    """The part of a status that somebody may wait for: of counts, whether they are 0."""
-    part = {key: value for key, value in status.items() if key not in COUNTS}
-    conditions, revisions = status.get("conditions") or (), status.get("revisions") or ()
-    part["conditions"] = [{**condition, "message": ""} for condition in conditions]
-    part["revisions"] = [
-        {**revision, "replicas": 0, "ready": revision["ready"] > 0} for revision in revisions
-    ]
-    return part

@@ -40,12 +40,15 @@ class Autoscaler:
         self._group: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
-        """Runs until it is cancelled, and ends every loop then."""
-        async with asyncio.TaskGroup() as group:
-            self._group = group
-            for key in self._scaled:
-                self._begin(key)
-            await asyncio.Event().wait()
+        """Runs until it is cancelled or a loop fails, and ends every loop then."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                for key in self._scaled:
+                    self._begin(key)
+                await asyncio.Event().wait()
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
 
     def service_seen(self, key: Key, scaled: ScaledService | None) -> None:
         """See `Autoscaling`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Set
 from typing import Any, Final, NamedTuple
 
 from sluice_contract.cluster import labels
@@ -59,14 +59,41 @@ def keys_of(
     return concerned
 
 
-COUNTS: Final = frozenset(
-    {
-        "accelerators", "adapters", "drainingReplicas", "handover", "ledger", "pools",
-        "readyReplicas", "replicas", "scaling", "summary", "updatedReplicas",
-    }
-)  # fmt: skip
+COUNTS: Final[Mapping[str, Set[str]]] = {
+    "": {"drainingReplicas", "readyReplicas", "summary", "updatedReplicas"},
+    "accelerators": {"engines"},
+    "adapters": {"failed", "loaded", "message"},
+    "conditions": {"message"},
+    "pools": {"drainingReplicas", "readyReplicas", "replicas", "summary", "updatedReplicas"},
+    "revisions": {"gated", "loading", "ready", "replicas"},
+    "rollout": {"message"},
+}
+"""Numbers of engines, and text for people, by the field of our statuses that has them; "": the
+status itself. Autoscalers read its `replicas`, which are not among them."""
+UNREAD: Final = COUNTS[""] | {
+    "accelerators", "adapters", "handover", "ledger", "pools", "replicas", "scaling"
+}  # fmt: skip
 """Fields of our statuses that no later plan or status of the same object reads; `adapters` of pools
 alone."""
+
+
+def without_counts(status: Mapping[str, Any]) -> dict[str, Any]:
+    """The status with no more of a count than whether it is 0, and no text."""
+    return {
+        key: bool(value) if key in COUNTS[""] else _without(COUNTS.get(key, ()), value)
+        for key, value in status.items()
+    }
+
+
+def _without(counts: Collection[str], value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without(counts, entry) for entry in value]
+    if isinstance(value, Mapping):
+        return {
+            key: bool(part) if key in counts else _without(counts, part)
+            for key, part in value.items()
+        }
+    return value
 
 
 def differs_in_counts(
@@ -84,12 +111,11 @@ def _read_later(kind: Kind, item: Mapping[str, Any]) -> dict[str, Any]:
         for entry in metadata.get("managedFields") or ()
         if (entry["manager"], entry.get("subresource")) != (FIELD_MANAGER, "status")
     ]
-    unread = COUNTS - {"adapters"} if kind == INFERENCE_SERVICE else COUNTS
-    status = {key: value for key, value in (item.get("status") or {}).items() if key not in unread}
+    unread = UNREAD - {"adapters"} if kind == INFERENCE_SERVICE else UNREAD
+    counted = item.get("status") or {}
+    status = {key: value for key, value in without_counts(counted).items() if key not in unread}
     for key, fields in (("conditions", CONDITION), ("revisions", REVISION)):
         status[key] = [[entry.get(name) for name in fields] for entry in status.get(key) or ()]
-    if "rollout" in status:
-        status["rollout"] = {**status["rollout"], "message": ""}
     others = {key: value for key, value in item.items() if key not in ("metadata", "status")}
     return {**others, "metadata": metadata, "status": status}
 

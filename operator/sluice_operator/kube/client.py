@@ -32,7 +32,7 @@ NAMESPACE_TERMINATING: Final = "NamespaceTerminating"
 """The cause in the API server's refusal to create something in a namespace that is deleted."""
 
 CountWrite = Callable[[str, str], None]
-"""Called with verb and plural before every write request, which is not sent if this raises."""
+"""Called with verb and plural before every write request."""
 Written = Callable[[Kind, Manifest], None]
 """Called with what the API server has made of an object that was written."""
 

@@ -6,6 +6,7 @@ Classifies answers and failures; `client.py` builds the requests.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ from typing import Any, Final, Protocol
 import aiohttp
 import msgspec
 import yaml
+from aiohttp import TraceRequestChunkSentParams, TraceRequestHeadersSentParams
 from aiohttp.helpers import get_env_proxy_for_url
 from aiohttp.http_exceptions import HttpProcessingError
 from kubernetes.aio import client, config
@@ -32,6 +34,8 @@ from sluice_operator.kube.errors import (
 JSON: Final = "application/json"
 APPLY: Final = "application/apply-patch+yaml"
 JSON_PATCH: Final = "application/json-patch+json"
+
+_Sending = TraceRequestHeadersSentParams | TraceRequestChunkSentParams
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,14 @@ class Transport(Protocol):
             UnavailableError: there was none.
         """
         ...
+
+
+WriteSeconds = Callable[[], float]
+"""How long a write that is sent now may take. Raises where nothing may be written."""
+
+
+def _unlimited() -> float:
+    return math.inf
 
 
 class Streams(Protocol):
@@ -155,7 +167,7 @@ def _cause(error: Exception) -> str:
 class Connection:
     """A pool of connections to one API server. It logs in with the first request, and again where
     the credentials or the server's certificate are refused. `silence_seconds`: how long a watch
-    may bring nothing."""
+    may bring nothing. `write_seconds` may be set later, by whoever knows when writing must end."""
 
     def __init__(
         self,
@@ -163,7 +175,8 @@ class Connection:
         log_in: Callable[[], Awaitable[LogIn]] = log_in,
         silence_seconds: float = SILENCE_SECONDS,
     ) -> None:
-        self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
+        self.write_seconds: WriteSeconds = _unlimited
+        self._timeout = _within(timeout_seconds)
         self._log_in = log_in
         self._silence_seconds = silence_seconds
         self._client: client.ApiClient | None = None
@@ -213,13 +226,13 @@ class Connection:
             used = await self._logged_in()
             key = used.configuration.api_key
             try:
-                response = await _ask(used, request, limits)
+                response = await self._ask(used, request, limits)
                 is_refused = response.status == UNAUTHORIZED
             except aiohttp.ClientSSLError:
                 is_refused = True
             if is_refused:
                 await self._log_in_again(used, key, request)
-                response = await _ask(used, request, limits)
+                response = await self._ask(used, request, limits)
             async with response:
                 yield response
         except aiohttp.SocketTimeoutError as error:
@@ -239,7 +252,10 @@ class Connection:
             if self._client is None:
                 logged_in = await self._log_in()
                 self._namespace = logged_in.namespace
-                logged_in.configuration.client_session_kwargs = {"trust_env": False}
+                logged_in.configuration.client_session_kwargs = {
+                    "trust_env": False,
+                    "trace_configs": [self._trace()],
+                }
                 self._client = client.ApiClient(logged_in.configuration)
                 self._client.user_agent = "sluice-operator"
             return self._client
@@ -265,21 +281,44 @@ class Connection:
                     configuration.cert_file, configuration.key_file
                 )
 
+    async def _ask(
+        self, used: client.ApiClient, request: Request, limits: aiohttp.ClientTimeout
+    ) -> aiohttp.ClientResponse:
+        serialized = await used.param_serialize(
+            request.method,
+            request.path,
+            query_params=list(request.query.items()),
+            header_params={"Accept": request.accept, "Content-Type": request.content_type},
+            body=request.body,
+            auth_settings=["BearerToken"],
+        )
+        if _is_write(request.method, request.query):
+            limits = _within(min(self.write_seconds(), limits.total or math.inf))
+        response: aiohttp.ClientResponse
+        response = (await used.call_api(*serialized, _request_timeout=limits)).response
+        return response
 
-async def _ask(
-    used: client.ApiClient, request: Request, limits: aiohttp.ClientTimeout
-) -> aiohttp.ClientResponse:
-    serialized = await used.param_serialize(
-        request.method,
-        request.path,
-        query_params=list(request.query.items()),
-        header_params={"Accept": request.accept, "Content-Type": request.content_type},
-        body=request.body,
-        auth_settings=["BearerToken"],
-    )
-    response: aiohttp.ClientResponse
-    response = (await used.call_api(*serialized, _request_timeout=limits)).response
-    return response
+    def _trace(self) -> aiohttp.TraceConfig:
+        """Asks `write_seconds` again as the first byte is about to be sent: a request waits for a
+        connection, and aiohttp repeats some whose connection was cut."""
+
+        async def about_to_send(_: object, __: object, params: _Sending) -> None:
+            if _is_write(params.method, params.url.query):
+                self.write_seconds()
+
+        trace = aiohttp.TraceConfig()
+        trace.on_request_headers_sent.append(about_to_send)
+        trace.on_request_chunk_sent.append(about_to_send)  # in a task that begins later
+        return trace
+
+
+def _is_write(method: str, query: Mapping[str, str]) -> bool:
+    return method != "GET" and "dryRun" not in query
+
+
+def _within(seconds: float) -> aiohttp.ClientTimeout:
+    """A limit to the moment: aiohttp would round those of five seconds and more up."""
+    return aiohttp.ClientTimeout(total=seconds, ceil_threshold=math.inf)
 
 
 def _body(answer: aiohttp.ClientResponse, text: bytes) -> Any:

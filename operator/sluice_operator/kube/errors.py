@@ -1,4 +1,5 @@
-"""Failures between the operator and the API server, as one tree of exceptions."""
+"""Failures between the operator and the API server, as one tree of exceptions, beside which the
+loss of the Lease stands alone."""
 
 from __future__ import annotations
 
@@ -72,8 +73,9 @@ class FailedApplyError(UnavailableError):
         super().__init__(refusal.summary, refusal.message, retry_after_seconds)
 
 
-class LeaseLostError(OperatorError):
-    """Another replica holds the Lease, or may hold it: this process must not write any more."""
+class LeaseLostError(BaseException):
+    """Another replica holds the Lease, or may hold it: this process must not write any more, and
+    ends. No `Exception`: whoever goes on after the failure of some work lets this through."""
 
 
 class DefinitionsMissingError(OperatorError):

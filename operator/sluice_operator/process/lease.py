@@ -4,9 +4,9 @@ A standby trusts only its own clock: it takes over when the Lease has not change
 stated in it. The holder gives up earlier than that.
 
 The Lease is renewed by a thread, which no work of the main loop delays, and only while the main
-loop beats: one that hangs loses the Lease. Such a loop may wake up when another process leads.
-It writes nothing then, as `check` stands before every write. Requests that were sent before end
-with their time limit.
+loop beats: one that hangs loses the Lease. `write_seconds` stands before every write: nothing is
+sent without the Lease, and what was sent before ends `grace` after it at the latest. The thread
+has the process ended then, whatever the main loop does. Only afterwards another may lead.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from sluice_operator.kube.kinds import Kind, Manifest
 from sluice_operator.log import fields
 
 LEASE: Final = Kind("coordination.k8s.io/v1", "Lease", "leases")
+RELEASE_SECONDS: Final = 3.0
+"""How long releasing the Lease may take at most."""
 
 logger = logging.getLogger(__name__)
-
-Write = Callable[[Kind, Manifest], Awaitable[Manifest]]
 
 
 class LeaseClient(Protocol):
@@ -50,14 +50,19 @@ class LeaseName:
 
 @dataclass(frozen=True)
 class LeaseTiming:
-    """In seconds. A holder that could not renew for two thirds of `duration` stops. The rest is a
-    margin for requests in flight and for different clock speeds."""
+    """In seconds. A holder that could not renew for two thirds of `duration` begins no write any
+    more. Half of the rest is for its requests in flight and for its end, the other half for
+    different clock speeds."""
 
     duration: int = 15
 
     @property
     def give_up(self) -> float:
         return self.duration * 2 / 3
+
+    @property
+    def grace(self) -> float:
+        return self.duration / 6
 
     @property
     def renew_every(self) -> float:
@@ -70,6 +75,10 @@ class LeaseTiming:
     @property
     def look_every(self) -> float:
         return min(2.0, self.duration / 5)
+
+    @property
+    def release(self) -> float:
+        return min(RELEASE_SECONDS, self.renew_every)
 
 
 class Heartbeat:
@@ -97,7 +106,7 @@ class Heartbeat:
 
 
 class Leadership:
-    """Leader election for this process: `run` in a thread, `check` in the main loop."""
+    """Leader election for this process: `run` in a thread, `write_seconds` in the main loop."""
 
     def __init__(
         self,
@@ -118,29 +127,46 @@ class Leadership:
         self._renewed_at = 0.0
         """When the last request was begun that has written it."""
 
-    async def run(self, on_leading: Callable[[], object]) -> None:
-        """Stands by, calls `on_leading`, and leads. Cancelled, it releases the Lease: whoever
-        cancels it has stopped to write.
+    async def run(
+        self, on_leading: Callable[[], object], on_lost: Callable[[BaseException], object]
+    ) -> None:
+        """Stands by, calls `on_leading`, and leads; calls `on_lost` with the error that ends this.
 
-        Raises:
-            LeaseLostError: as `hold`.
+        Whoever writes cancels it after the last write: then it releases the Lease. It returns if
+        that has not happened `grace` after the loss: the process has to be ended.
         """
         try:
-            await self.acquire()
-            on_leading()
-            await self.hold()
+            await self._lead(on_leading, on_lost)
         except asyncio.CancelledError:
             await self.release()
             raise
 
-    def check(self) -> None:
-        """Called before each write.
+    async def _lead(
+        self, on_leading: Callable[[], object], on_lost: Callable[[BaseException], object]
+    ) -> None:
+        try:
+            await self.acquire()
+            on_leading()
+            await self.hold()
+        except (Exception, LeaseLostError) as error:
+            on_lost(error)
+            logger.error("leadership lost", extra=self._fields() | fields(error=error))
+            await self._clock.sleep(self._timing.grace)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this process leads, and knows it."""
+        return self._held is not None and self._left_seconds() > 0
+
+    def write_seconds(self) -> float:
+        """How long a write that is sent now may take.
 
         Raises:
             LeaseLostError: this process does not lead, or cannot know whether it still does.
         """
-        if self._held is None or self._left_seconds() <= 0:
+        if not self.is_held:
             raise LeaseLostError("the lease is not held")
+        return self._left_seconds() + self._timing.grace
 
     async def acquire(self) -> None:
         """Returns once this process is the leader, with time left to renew the Lease: `hold` has
@@ -158,22 +184,23 @@ class Leadership:
         due_at = self._renewed_at + self._timing.renew_every
         pause_seconds = max(0.0, due_at - self._clock.monotonic())
         while True:
-            await self._clock.sleep(pause_seconds)
+            await self._clock.sleep(min(pause_seconds, max(0.0, self._left_seconds())))
             if (left_seconds := self._left_seconds()) <= 0:
                 raise LeaseLostError(f"could not renew for {self._timing.give_up:.0f} seconds")
             renewed = await self._renew_safely(left_seconds)
             pause_seconds = self._timing.renew_every if renewed else self._timing.retry_every
 
     async def release(self) -> None:
-        """Lets the next replica lead at once, if the Lease is held. Best effort: the Lease runs
-        out by itself."""
-        if self._held is None:
+        """Lets the next replica lead at once, if the Lease is held; nothing is written from then
+        on. Best effort: the Lease runs out by itself."""
+        held, self._held = self._held, None
+        if held is None:
             return
         try:
-            await self._update(holder="")
-        except (RequestError, LeaseLostError) as error:
-            logger.info("lease not released", extra=fields(error=error))
-        self._held = None
+            async with asyncio.timeout(self._timing.release):
+                await self._update(held, holder="")
+        except (RequestError, LeaseLostError, TimeoutError) as error:
+            logger.info("lease not released", extra=fields(error=repr(error)))
         logger.info("leadership given up", extra=self._fields())
 
     async def try_acquire(self) -> bool:
@@ -181,9 +208,9 @@ class Leadership:
         lease = await self._client.get(LEASE, self._name.namespace, self._name.name)
         try:
             if lease is None:
-                await self._write(self._client.create, None, self._identity)
+                await self._take(self._client.create(LEASE, self._body(None, self._identity)))
             elif self._is_free(lease):
-                await self._write(self._client.replace, lease, self._identity)
+                await self._take(self._client.replace(LEASE, self._body(lease, self._identity)))
             else:
                 return False
         except ConflictError:
@@ -222,23 +249,25 @@ class Leadership:
         try:
             # One request that hangs must leave time for another attempt.
             async with asyncio.timeout(min(left_seconds, self._timing.renew_every)):
-                await self._update(self._identity)
+                assert self._held is not None
+                await self._take(self._update(self._held, self._identity))
         except (RequestError, TimeoutError) as error:
             logger.warning("lease not renewed", extra=fields(error=repr(error)))
             return False
         return True
 
-    async def _update(self, holder: str) -> None:
-        assert self._held is not None
+    async def _update(self, held: Manifest, holder: str) -> Manifest:
         try:
-            await self._write(self._client.replace, self._held, holder)
+            return await self._client.replace(LEASE, self._body(held, holder))
         except ConflictError:
-            await self._write(self._client.replace, await self._still_ours(), holder)
+            ours = await self._still_ours()
+            return await self._client.replace(LEASE, self._body(ours, holder))
 
-    async def _write(self, verb: Write, current: Manifest | None, holder: str) -> None:
+    async def _take(self, write: Awaitable[Manifest]) -> None:
+        """Holds the Lease that `write` brings, as of the time before it."""
         started_at = self._clock.monotonic()
-        self._held = await verb(LEASE, self._body(current, holder))
-        self._renewed_at = started_at
+        held = await write
+        self._renewed_at, self._held = started_at, held
 
     async def _still_ours(self) -> Manifest:
         """The current Lease, if our copy is out of date: a response was lost, somebody edited the

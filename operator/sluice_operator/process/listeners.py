@@ -13,6 +13,8 @@ from typing import Final
 from aiohttp import web
 
 METRICS_TYPE: Final = "text/plain; version=0.0.4"
+END_SECONDS: Final = 1.0
+"""How long each port waits at the end for requests that are being answered."""
 
 
 @dataclass
@@ -32,7 +34,9 @@ async def listening(
     """Serves both ports (health, metrics) on `host` inside the `async with` block."""
     health_port, metrics_port = ports
     apps = (_health_app(health), _metrics_app(exposition))
-    runners = [web.AppRunner(app, access_log=None) for app in apps]  # probes are not logged
+    runners = [  # probes are not logged
+        web.AppRunner(app, access_log=None, shutdown_timeout=END_SECONDS) for app in apps
+    ]
     try:
         for runner, port in zip(runners, (health_port, metrics_port), strict=True):
             await runner.setup()

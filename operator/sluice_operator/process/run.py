@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 from collections.abc import Coroutine
 from contextlib import aclosing
@@ -47,7 +48,13 @@ from sluice_operator.probes.refused_pods import RefusedPods
 from sluice_operator.probes.router_ledgers import RouterLedgers
 from sluice_operator.process.admission import Admission, Endpoint
 from sluice_operator.process.defects import Defects
-from sluice_operator.process.lease import Heartbeat, Leadership, LeaseName, LeaseTiming
+from sluice_operator.process.lease import (
+    RELEASE_SECONDS,
+    Heartbeat,
+    Leadership,
+    LeaseName,
+    LeaseTiming,
+)
 from sluice_operator.process.listeners import Health, listening
 from sluice_operator.process.metrics import OperatorMetrics
 from sluice_operator.process.settings import Settings
@@ -62,6 +69,8 @@ DEFINITIONS_SECONDS: Final = 20.0
 """How long to wait for the CRDs, which may be installed together with the operator."""
 
 LOOK_SECONDS: Final = 1.0
+LEASE_END_SECONDS: Final = RELEASE_SECONDS + 1.0
+"""How long the thread with the Lease may take to release it and to end."""
 
 logger = logging.getLogger(__name__)
 
@@ -89,16 +98,13 @@ async def run(settings: Settings, work: Connection, lease: Connection, clock: Cl
     """Runs until SIGTERM or SIGINT. `lease` belongs to a thread, which closes it.
 
     Raises:
+        LeaseLostError: another process leads, or may lead.
         Exception: the process cannot go on, and should be started again.
     """
     metrics = OperatorMetrics()
     leadership = _leadership(settings, ApiClient(lease, metrics.wrote), clock)
-
-    def before_write(verb: str, plural: str) -> None:
-        leadership.check()
-        metrics.wrote(verb, plural)
-
-    client = ApiClient(work, before_write)
+    work.write_seconds = leadership.write_seconds
+    client = ApiClient(work, metrics.wrote)
     blocked = BlockedKinds(clock)
     metrics.blocked.follow(blocked.now)
     rights = Rights(client, work, clock, blocked, settings.namespaces)
@@ -129,25 +135,37 @@ async def _serve(parts: Parts) -> None:
 
 
 async def _elected(parts: Parts) -> None:
-    """Stands by, and then leads, for as long as a thread of its own holds the Lease."""
+    """Stands by, and then leads, for as long as a thread of its own holds the Lease. That thread
+    ends the process if this function does not end soon after the Lease was lost."""
     await parts.rights.has_looked.wait()
     parts.health.state = "standing by"
     parts.leadership.heartbeat.beat()
     leading, loop = asyncio.Event(), asyncio.get_running_loop()
+    lost: asyncio.Queue[BaseException] = asyncio.Queue()
+
+    def on_lost(error: BaseException) -> None:
+        loop.call_soon_threadsafe(lost.put_nowait, error)
 
     async def hold_lease() -> None:
         async with aclosing(parts.lease):
-            await parts.leadership.run(partial(loop.call_soon_threadsafe, leading.set))
+            on_leading = partial(loop.call_soon_threadsafe, leading.set)
+            await parts.leadership.run(on_leading, on_lost)
+            logger.critical("the main loop does not end: the process ends")
+            os._exit(1)
 
+    beat = asyncio.create_task(parts.leadership.heartbeat.run())
     lease = ThreadRun("lease", hold_lease)
     try:
-        await _first_of(
-            parts.leadership.heartbeat.run(), lease.outcome(), _lead_after(leading, parts)
-        )
+        await _first_of(_fail_with(lost), _lead_after(leading, parts))
     finally:
         parts.metrics.leads(False)
         lease.cancel()
-        await asyncio.wait([lease.ended])
+        await asyncio.wait([lease.ended], timeout=LEASE_END_SECONDS)
+        beat.cancel()
+
+
+async def _fail_with(errors: asyncio.Queue[BaseException]) -> None:
+    raise await errors.get()
 
 
 async def _lead_after(leading: asyncio.Event, parts: Parts) -> None:
@@ -183,8 +201,9 @@ async def _lead(parts: Parts) -> None:
                 autoscaler.run(),
                 journals.run(),
             )
-        except asyncio.CancelledError:  # it is told to end, and leads still
-            await journals.flush()
+        except asyncio.CancelledError:
+            if parts.leadership.is_held:  # it is told to end
+                await journals.flush()
             raise
 
 

@@ -51,12 +51,6 @@ class ThreadRun:
         self._is_cancelled = False
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
-    async def outcome(self) -> None:
-        """Returns when it has ended; raises its error. Cancelled, it leaves the run alone."""
-        await asyncio.wait([self.ended])
-        if (error := self.ended.result()) is not None:
-            raise error
-
     def cancel(self) -> None:
         """Ends the run; harmless if it has ended."""
         with self._lock:

@@ -9,6 +9,7 @@ from sluice_operator.apply.events import EventRecorder
 from sluice_operator.apply.plan import Event
 from sluice_operator.kube.errors import (
     ConflictError,
+    LeaseLostError,
     TerminatingNamespaceError,
     UnavailableError,
 )
@@ -31,12 +32,15 @@ class Events:
         self.stored: dict[str, Manifest] = {}
         self.requests = 0
         self.away = False
+        self.is_lease_lost = False
         self.is_terminating = False
 
     async def create(self, kind: Kind, manifest: Manifest) -> Manifest:
         self.requests += 1
         if self.away:
             raise UnavailableError("POST", "away")
+        if self.is_lease_lost:
+            raise LeaseLostError("the lease is not held")
         if self.is_terminating:
             raise TerminatingNamespaceError("POST", 403, "Forbidden", "being terminated")
         if manifest["metadata"]["name"] in self.stored:
@@ -112,6 +116,12 @@ async def test_an_outage_stops_nothing_and_the_event_is_told_later(
     events.away = False
     await recorder.record(CHAT, READY)
     assert len(events.stored) == 1
+
+
+async def test_a_lost_lease_ends_whoever_tells(events: Events, clock: FakeClock) -> None:
+    events.is_lease_lost = True
+    with pytest.raises(LeaseLostError):
+        await EventRecorder(events, clock, "pod-a").record(CHAT, READY)
 
 
 @pytest.mark.parametrize("kind", ["Normal", "Warning"])

@@ -9,6 +9,7 @@ import pytest
 from sluice_contract.cluster import labels
 from sluice_operator.apply.applier import Outcome
 from sluice_operator.apply.executor import Report, executor
+from sluice_operator.apply.status import COUNTS_SECONDS
 from sluice_operator.kube.client import ApiClient
 from sluice_operator.kube.connection import Request, Response
 from sluice_operator.kube.errors import ApiError
@@ -66,6 +67,10 @@ def _status(ready: int, **changed: Any) -> dict[str, Any]:
     }
 
 
+def rollout_text(message: str) -> dict[str, Any]:
+    return {"rollout": {"reason": "RollingOut", "message": message, "stable": {"mixed": "a"}}}
+
+
 @pytest.fixture
 def pools() -> Pools:
     return Pools()
@@ -118,6 +123,51 @@ async def test_each_object_has_its_own_second(pools: Pools) -> None:
 async def test_what_somebody_waits_for_does_not_wait(pools: Pools, changed: dict[str, Any]) -> None:
     await pools.report(_status(3))
     assert await pools.report(_status(4, **changed)) is None
+    assert len(pools.written) == 2
+
+
+POOL = {"desiredReplicas": 8, "replicas": 3, "readyReplicas": 1, "summary": "1/8"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (rollout_text("2 of 8 engines are ready"), rollout_text("3 of 8 engines are ready")),
+        ({"revisions": [_revision(3, loading=1)]}, {"revisions": [_revision(3, loading=4)]}),
+        ({"revisions": [_revision(3, gated=9)]}, {"revisions": [_revision(3, gated=2)]}),
+        (
+            {"accelerators": [{"count": 1, "engines": 1}]},
+            {"accelerators": [{"count": 1, "engines": 2}]},
+        ),
+        ({"adapters": [{"name": "fr", "loaded": 1}]}, {"adapters": [{"name": "fr", "loaded": 2}]}),
+        (
+            {"pools": {"mixed": POOL}},
+            {"pools": {"mixed": {**POOL, "replicas": 4, "readyReplicas": 2}}},
+        ),
+    ],
+)
+async def test_whatever_only_counts_waits(
+    pools: Pools, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    await pools.report(_status(3, **before))
+    assert await pools.report(_status(4, **after)) == COUNTS_SECONDS
+    assert len(pools.written) == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"mixed": POOL}, {"mixed": {**POOL, "desiredReplicas": 0}}),
+        ({"mixed": POOL}, {"mixed": {**POOL, "readyReplicas": 0}}),
+        ({"mixed": POOL}, {"mixed": {**POOL, "accelerator": "CPU"}}),
+        ({"prefill": POOL}, {"prefill": POOL, "decode": POOL}),
+    ],
+)
+async def test_what_is_asked_of_a_pool_and_what_it_has_does_not_wait(
+    pools: Pools, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    await pools.report(_status(3, pools=before))
+    assert await pools.report(_status(4, pools=after)) is None
     assert len(pools.written) == 2
 
 

@@ -9,7 +9,7 @@ import pytest
 from sluice_operator.informer.dispatch import Dispatcher
 from sluice_operator.informer.keys import Key
 from sluice_operator.informer.workqueue import WorkQueue
-from sluice_operator.kube.errors import ApiError, UnavailableError
+from sluice_operator.kube.errors import ApiError, LeaseLostError, UnavailableError
 from sluice_operator.process.metrics import OperatorMetrics
 
 from tests.operator.virtual_time import FakeClock, FakeTimer
@@ -26,7 +26,7 @@ class Bench:
         self.metrics = OperatorMetrics()
         self.runs: list[Key] = []
         self.look_again_seconds: float | None = None
-        self.outcome: Callable[[Key], Exception | None] = lambda _: None
+        self.outcome: Callable[[Key], BaseException | None] = lambda _: None
         reconciles = {"InferenceService": self._reconcile, "EnginePool": self._reconcile}
         self.dispatcher = Dispatcher(
             self.queue, reconciles, self.metrics, FakeClock(), draw=lambda: 1.0
@@ -36,7 +36,7 @@ class Bench:
         self.runs.append(key)
         return self._end(self.outcome(key))
 
-    async def _end(self, error: Exception | None) -> float | None:
+    async def _end(self, error: BaseException | None) -> float | None:
         if error is not None:
             raise error
         return self.look_again_seconds
@@ -131,6 +131,17 @@ async def test_runs_are_counted_by_kind_and_outcome(bench: Bench) -> None:
     assert total % ("EnginePool", "success") in text
     errors = 'reconcile_errors_total{error="RuntimeError",kind="InferenceService"} 1.0'
     assert errors in text
+
+
+async def test_a_lost_lease_ends_the_worker_and_is_no_failed_reconcile(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.outcome = lambda _: LeaseLostError("the lease is not held")
+    bench.queue.add(CHAT)
+    with pytest.raises(LeaseLostError):
+        await asyncio.wait_for(bench.dispatcher.work(), 1)
+    assert caplog.records == []
+    assert b"reconcile_errors_total{" not in bench.metrics.exposition()
 
 
 async def test_a_reconcile_may_ask_to_look_again(bench: Bench) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pkgutil
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -15,7 +17,12 @@ from kubernetes.aio import client
 from kubernetes.aio.config import incluster_config
 from sluice_operator.handlers import as_connection_info, as_session
 from sluice_operator.kube.connection import Connection, LogIn, Request, Response, log_in
-from sluice_operator.kube.errors import ApiError, OperatorError, UnavailableError
+from sluice_operator.kube.errors import (
+    ApiError,
+    LeaseLostError,
+    OperatorError,
+    UnavailableError,
+)
 
 from e2e.cluster.bare.certs import create_authority, issue
 from tests.operator.harness.cluster import plain_log_in
@@ -30,7 +37,7 @@ NAMES = {"cluster": "a", "user": "a"}
 async def served(answer: Answer, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
     """The URL of a server on loopback."""
     app = web.Application()
-    app.add_routes([web.get("/apis", answer)])
+    app.add_routes([web.route("*", "/apis", answer)])
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
@@ -268,3 +275,125 @@ async def test_another_authority_is_read_where_the_certificate_is_refused(
         authority.write_bytes(authorities[1].certificate.read_bytes())
         assert (await connection.send(REQUEST)).status == 200
         assert await connection.namespace() == "default"
+
+
+WRITE = Request("PUT", "/apis", {"fieldManager": "a"}, {"a": 1})
+DRY_RUN = Request("POST", "/apis", {"dryRun": "All"}, {"a": 1})
+
+
+class Term:
+    """A leader's term, and a server that notes what arrives."""
+
+    def __init__(self) -> None:
+        self.left_seconds = 5.0
+        self.arrived: list[str] = []
+        self.answers: Answer = self.accepts
+
+    def write_seconds(self) -> float:
+        if self.left_seconds <= 0:
+            raise LeaseLostError("over")
+        return self.left_seconds
+
+    def end(self) -> None:
+        self.left_seconds = 0.0
+
+    async def accepts(self, _: web.Request) -> web.StreamResponse:
+        return web.json_response({})
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.arrived.append(request.method)
+        return await self.answers(request)
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        async with (
+            served(self.answer) as url,
+            aclosing(Connection(5.0, plain_log_in(url))) as connection,
+        ):
+            connection.write_seconds = self.write_seconds
+            yield connection
+
+
+async def test_once_the_lease_is_lost_it_reads_and_tries_out_but_writes_nothing() -> None:
+    term = Term()
+    term.end()
+    async with term.connection() as connection:
+        assert (await connection.send(REQUEST)).status == 200
+        assert (await connection.send(DRY_RUN)).status == 200
+        for method in ("POST", "PUT", "PATCH", "DELETE"):
+            with pytest.raises(LeaseLostError):
+                await connection.send(Request(method, "/apis", body={}))
+    assert term.arrived == ["GET", "POST"]
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "sluice_operator.kube.connection.Connection._logged_in",
+        "kubernetes.aio.client.ApiClient.param_serialize",
+        "aiohttp.ClientSession._request",
+        "aiohttp.TCPConnector.connect",
+        "aiohttp.ClientRequest.send",
+        "aiohttp.ClientRequest.write_bytes",
+    ],
+)
+async def test_a_write_that_is_held_up_on_its_way_until_the_lease_is_lost_does_not_arrive(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    term, original = Term(), pkgutil.resolve_name(step)
+
+    async def held_up(*args: Any, **options: Any) -> Any:
+        term.end()
+        return await original(*args, **options)
+
+    monkeypatch.setattr(step, held_up)
+    async with term.connection() as connection:
+        with pytest.raises((LeaseLostError, UnavailableError)):
+            await connection.send(WRITE)
+    assert term.arrived == []
+
+
+async def test_a_write_is_not_repeated_with_other_credentials_once_the_lease_is_lost() -> None:
+    term = Term()
+
+    async def refuses(_: web.Request) -> web.StreamResponse:
+        term.end()
+        return web.json_response({}, status=401)
+
+    term.answers = refuses
+    async with term.connection() as connection:
+        with pytest.raises(LeaseLostError):
+            await connection.send(WRITE)
+    assert term.arrived == ["PUT"]
+
+
+async def test_a_write_whose_connection_was_cut_is_not_repeated_once_the_lease_is_lost() -> None:
+    """aiohttp repeats it by itself."""
+    term = Term()
+
+    async def cuts(request: web.Request) -> web.StreamResponse:
+        term.end()
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    term.answers = cuts
+    async with term.connection() as connection:
+        with pytest.raises(LeaseLostError):
+            await connection.send(WRITE)
+    assert term.arrived == ["PUT"]
+
+
+async def test_a_write_may_take_no_longer_than_the_lease_allows() -> None:
+    term, over = Term(), asyncio.Event()
+    term.left_seconds = 0.02
+
+    async def hangs(_: web.Request) -> web.StreamResponse:
+        await over.wait()
+        return web.Response()
+
+    term.answers = hangs
+    async with term.connection() as connection, asyncio.timeout(2):
+        with pytest.raises(UnavailableError):
+            await connection.send(WRITE)
+        over.set()

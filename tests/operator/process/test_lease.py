@@ -30,6 +30,7 @@ class Leases:
         """Called before a write is carried out."""
         self.stored: Manifest | None = None
         self.away = False
+        self.hangs = False
         self.version = 0
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Manifest | None:
@@ -45,6 +46,8 @@ class Leases:
 
     async def replace(self, kind: Kind, manifest: Manifest) -> Manifest:
         self._answer()
+        if self.hangs:
+            await asyncio.Event().wait()
         self.slow()
         assert self.stored is not None
         sent, current = manifest["metadata"], self.stored["metadata"]
@@ -218,7 +221,7 @@ async def test_a_renewal_that_failed_is_tried_again_before_the_time_is_over(
         await holder.hold()
     assert attempts[0] == 3.0
     assert len(attempts) >= 8
-    assert clock.elapsed_seconds < 15
+    assert clock.elapsed_seconds == pytest.approx(10)
 
 
 async def test_a_lease_counts_from_before_the_request_that_acquired_it(
@@ -316,7 +319,7 @@ async def test_a_main_loop_that_hangs_loses_the_lease_and_writes_nothing_when_it
     assert renewals[-1] == 15
     assert 25 <= clock.elapsed_seconds < 15 + 15, "before another may lead"
     with pytest.raises(LeaseLostError):
-        holder.check()
+        holder.write_seconds()
 
 
 async def test_a_main_loop_that_wakes_up_before_the_thread_has_noticed_writes_nothing(
@@ -324,13 +327,89 @@ async def test_a_main_loop_that_wakes_up_before_the_thread_has_noticed_writes_no
 ) -> None:
     holder = replica(leases, clock, "a")
     with pytest.raises(LeaseLostError):
-        holder.check()
+        holder.write_seconds()
     await holder.acquire()
-    clock.elapsed_seconds += 9.9
-    holder.check()
-    clock.elapsed_seconds += 0.1
+    clock.elapsed_seconds += 10
     with pytest.raises(LeaseLostError):
-        holder.check()
+        holder.write_seconds()
+
+
+@pytest.mark.parametrize("elapsed_seconds", [0, 3, 9.9])
+async def test_a_write_may_last_until_half_a_margin_before_another_may_lead(
+    leases: Leases, clock: FakeClock, elapsed_seconds: float
+) -> None:
+    holder = replica(leases, clock, "a")
+    await holder.acquire()
+    clock.elapsed_seconds = elapsed_seconds
+    assert elapsed_seconds + holder.write_seconds() == pytest.approx(12.5)
+
+
+async def test_a_main_loop_that_does_not_end_is_over_half_a_margin_before_another_may_lead(
+    leases: Leases, clock: FakeClock
+) -> None:
+    holder, lost_at = replica(leases, clock, "a"), list[float]()
+
+    def go_away() -> None:
+        leases.away, clock.on_sleep = True, wake_up_late
+
+    def wake_up_late() -> None:
+        clock.elapsed_seconds += 0.25
+        clock.on_sleep = lambda: None
+
+    await holder.run(go_away, lambda _: lost_at.append(clock.elapsed_seconds))
+    assert lost_at == [pytest.approx(10)]
+    assert clock.elapsed_seconds == pytest.approx(12.5), "now its process ends"
+    assert leases.holder == "a", "it may still write: nobody is let lead earlier"
+
+
+async def test_a_main_loop_that_has_ended_after_the_loss_lets_the_next_lead_at_once(
+    leases: Leases, clock: FakeClock
+) -> None:
+    holder = replica(leases, clock, "a")
+
+    def go_away() -> None:
+        leases.away = True
+
+    def end(_: BaseException) -> None:
+        leases.away = False
+        clock.on_sleep = cancel
+
+    def cancel() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await holder.run(go_away, end)
+    assert leases.holder == ""
+
+
+async def test_a_defect_ends_the_process_as_a_loss_does(leases: Leases, clock: FakeClock) -> None:
+    leases.stored = {"metadata": {}, "no spec": {}}
+    errors: list[BaseException] = []
+    await replica(leases, clock, "a").run(lambda: None, errors.append)
+    assert [type(error) for error in errors] == [KeyError]
+    assert clock.elapsed_seconds == pytest.approx(2.5)
+
+
+async def test_nothing_is_written_from_when_the_release_begins(
+    leases: Leases, clock: FakeClock
+) -> None:
+    holder, held = replica(leases, clock, "a"), list[bool]()
+    await holder.acquire()
+    leases.slow = lambda: held.append(holder.is_held)
+    await holder.release()
+    assert held == [False]
+    with pytest.raises(LeaseLostError):
+        holder.write_seconds()
+
+
+async def test_a_release_that_hangs_is_given_up(leases: Leases, clock: FakeClock) -> None:
+    name = LeaseName("sluice-system", "sluice-operator", "a")
+    holder = Leadership(leases, name, LeaseTiming(duration=1), Steady(clock, 1), clock)
+    await holder.acquire()
+    leases.hangs = True
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await holder.release()
+    assert leases.holder == "a"
 
 
 async def test_a_main_loop_that_hangs_does_not_come_to_lead(
@@ -368,17 +447,23 @@ class Signalling(Leases):
 
 
 @asynccontextmanager
-async def leading(leases: Leases) -> AsyncIterator[ThreadRun]:
-    """Holds the Lease in a thread, with a clock that never comes to half of it."""
-    clock, began = Hasty(), asyncio.Event()
+async def leading(leases: Leases) -> AsyncIterator[asyncio.Queue[BaseException]]:
+    """Holds the Lease in a thread, with a clock that never comes to half of it; the errors that
+    end this."""
+    clock, began, loop = Hasty(), asyncio.Event(), asyncio.get_running_loop()
+    errors: asyncio.Queue[BaseException] = asyncio.Queue()
+
+    def on_lost(error: BaseException) -> None:
+        loop.call_soon_threadsafe(errors.put_nowait, error)
+
     name = LeaseName("sluice-system", "sluice-operator", "a")
     long = LeaseTiming(duration=100 * round(PATIENCE_SECONDS))
     leadership = Leadership(leases, name, long, Steady(clock, 1), clock)
-    on_leading = partial(asyncio.get_running_loop().call_soon_threadsafe, began.set)
-    run = ThreadRun("lease", partial(leadership.run, on_leading))
+    on_leading = partial(loop.call_soon_threadsafe, began.set)
+    run = ThreadRun("lease", partial(leadership.run, on_leading, on_lost))
     await asyncio.wait_for(began.wait(), PATIENCE_SECONDS)
     try:
-        yield run
+        yield errors
     finally:
         run.cancel()
         await asyncio.wait([run.ended])
@@ -394,8 +479,9 @@ async def test_the_lease_is_renewed_while_the_main_loop_is_held_up() -> None:
 
 async def test_a_lease_that_another_takes_ends_the_wait_in_the_main_loop() -> None:
     leases = Leases()
-    async with leading(leases) as run:
+    async with leading(leases) as errors:
         leases.stored = {"metadata": {"resourceVersion": "b"}, "spec": {"holderIdentity": "b"}}
-        with pytest.raises(LeaseLostError, match="held by 'b'"):
-            await asyncio.wait_for(run.outcome(), PATIENCE_SECONDS)
+        error = await asyncio.wait_for(errors.get(), PATIENCE_SECONDS)
+    assert isinstance(error, LeaseLostError)
+    assert str(error) == "the lease is held by 'b'"
     assert leases.holder == "b"
