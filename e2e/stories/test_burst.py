@@ -98,7 +98,7 @@ class Burst:
     def finished_requests(self) -> int:
         """Answers that engines have ended: one that two of them ended is counted twice."""
         reports = [load_report(self._kubectl, engine) for engine in self.engines()]
-        return sum(report.finished_requests_total or 0 for report in reports)
+        return sum(report.figures.finished_requests_total or 0 for report in reports)
 
     def first_tokens(self, answers: Mapping[str, Answer]) -> dict[str, float]:
         """When each engine that answered gave its first token, as clients saw it."""

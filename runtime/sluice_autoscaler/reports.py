@@ -25,7 +25,7 @@ MAX_SECONDS: Final = 1e7
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """Of one pool."""
+    """Load reports of one pool's engines."""
 
     counted: tuple[EngineSample, ...] = ()
     """Engines that are ready, with a report of theirs that is fresh and possible."""

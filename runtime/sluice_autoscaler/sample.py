@@ -21,7 +21,7 @@ class EngineSample:
     epoch: str
     condition: EngineCondition
     age_seconds: float
-    """Of the report, at the moment of the sample."""
+    """Age of the report at the moment of the sample."""
     revision: str | None = None
     max_running_requests: int = 0
     figures: EngineFigures = IDLE
@@ -43,9 +43,9 @@ class PoolSample:
     surplus: int = 0
     """Pods beyond `replicas` that still hold their GPUs: they drain, or a roll-out needs them."""
     moving: int = 0
-    """Of `surplus`: engines that move to the other pool, where they are asked for already."""
+    """Engines of `surplus` that move to the other pool, where they are asked for already."""
     start_seconds: float | None = None
-    """Of an engine, from its place to ready, as those that are ready took; None: not known."""
+    """Median time from scheduled to ready, of current engines; None while unknown."""
     queue: str = ""
     """Name of the queue that pods without a place wait for; empty: they wait for nodes."""
     queued: int = 0

@@ -29,8 +29,8 @@ from sluice_router.head_bytes import HeadBytes, size_of
 from sluice_router.limits import HeadBudget, Uploads
 
 SOCKET_BUFFER_BYTES: Final = 65_536
-"""Of each direction of a connection. The kernel would let a buffer grow to megabytes, which count
-as the container's memory, and would hand over as much at once."""
+"""Socket buffer of each direction of a connection. The kernel would let it grow to megabytes, which
+count as the container's memory, and would hand over as much at once."""
 DISCARD_SECONDS: Final = 10.0
 """How long a client that was refused may go on sending its body."""
 IDLE_SECONDS: Final = 620.0
@@ -117,7 +117,7 @@ class Connection(web.RequestHandler):
         self._waits_for_request = True
         self._quiet_since = loop.time()
         self._body: aiohttp.StreamReader = aiohttp.streams.EMPTY_PAYLOAD
-        """Of the latest request."""
+        """Body of the latest request."""
         self._heads = HeadBytes()
         self._counted = 0
         """Bytes that the budget of heads holds for this connection."""

@@ -24,9 +24,9 @@ class HeadBytes:
 
     def __init__(self) -> None:
         self.queued = 0
-        """Of heads of requests that came with others, or behind one, until the last is taken."""
+        """Bytes of pipelined heads that are not taken yet."""
         self.answered = 0
-        """Of the head of a request whose answer was given, while its client is waited for."""
+        """Bytes of the head of an answered request whose client is waited for."""
         self.unfinished = 0
         """After those, or after the latest piece of a body: of a head, or a body's trailers."""
         self.behind = b""

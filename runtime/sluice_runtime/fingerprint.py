@@ -10,7 +10,7 @@ from sluice_runtime.wire.messages import EngineReady
 def kv_fingerprint(
     model_uri: str, model_revision: str | None, tensor_parallel_size: int, engine: EngineReady
 ) -> KvFingerprint:
-    """Of an engine that is ready."""
+    """Fingerprint of a ready engine's pages."""
     return KvFingerprint(
         model=model_uri,
         model_revision=model_revision,

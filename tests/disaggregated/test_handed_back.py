@@ -86,7 +86,7 @@ def test_each_request_is_answered_once_though_one_is_killed_while_they_move(
             assert ledger.answered + ledger.resumed == answered.count(router)
         left = service.decodes[0].load()
         if killed == "engine":
-            assert left.finished_requests_total == MOVING, "an answer was computed twice"
+            assert left.figures.finished_requests_total == MOVING, "an answer was computed twice"
 
 
 async def _answered_though_killed(
@@ -110,7 +110,7 @@ async def _answered_though_killed(
             if name in endless:
                 endless[name].cancel()
         await asyncio.to_thread(until, lambda: any(map(_moved, routers)))
-        assert stays.load().queued_requests, "all have moved before one is killed"
+        assert stays.load().figures.queued_requests, "all have moved before one is killed"
         (stays if killed == "engine" else routers[1]).stop()
         for reading in endless.values():
             reading.cancel()

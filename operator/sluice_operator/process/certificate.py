@@ -38,7 +38,7 @@ CONFIGURATION: Final = Kind(
 )
 CONFIGURATION_NAME: Final = "sluice-operator"
 NAME: Final = "sluice-operator-admission"
-"""Of Service and Secret."""
+"""Name of Service and Secret."""
 MANAGER: Final = "sluice-certificate"
 VALID_DAYS: Final = 90
 RENEWED_AHEAD: Final = timedelta(days=30)

@@ -257,7 +257,7 @@ def _images(settings: Settings) -> Images:
 
 
 def _admission(parts: Parts) -> Admission | None:
-    """Of every replica, whether it leads or not; None where it is off."""
+    """Admission of a replica, whether it leads or not; None where it is off."""
     settings = parts.settings
     if not settings.admission_port:
         return None

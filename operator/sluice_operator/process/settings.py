@@ -92,7 +92,7 @@ class Settings(BaseModel):
     http_proxy: ProxyUrl = ""
     """Proxy of containers that fetch models, for requests to http addresses."""
     https_proxy: ProxyUrl = ""
-    """The same for https addresses."""
+    """Proxy of containers that fetch models, for requests to https addresses."""
     no_proxy: str = Field(default="", max_length=4096)
     """Hosts that they ask without a proxy, separated by commas."""
     hub_ca: Annotated[str, AfterValidator(_certificates)] = Field(default="", max_length=65536)

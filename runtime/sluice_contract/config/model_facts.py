@@ -22,7 +22,7 @@ MAX_WORD: Final = 128
 
 
 class ModelFacts(ContractModel):
-    """From config.json; None where it does not say so."""
+    """Facts that config.json tells; None where it does not."""
 
     architecture: str | None = Field(
         default=None, max_length=MAX_WORD, description="Architecture, e.g. Qwen3ForCausalLM."

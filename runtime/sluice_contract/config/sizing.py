@@ -287,7 +287,7 @@ def _by_accelerator(accelerator: Accelerator) -> dict[str, Resolved]:
 
 
 def _memory_percent(accelerator: Accelerator, sizes: Sizes) -> Resolved:
-    """Of the memory that the node's label tells, else of the product's."""
+    """memoryPercent by the memory in the node's label, else by the product's."""
     memory_mib = memory_mib_of(accelerator)
     if memory_mib is None:
         return _general(GENERAL_MEMORY_PERCENT)

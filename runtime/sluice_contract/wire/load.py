@@ -20,7 +20,8 @@ from sluice_contract.config.kv_transfer import KvBackend, KvFingerprint
 MAX_COUNT: Final = 2**53
 """Far beyond any count, and exact in a float, as which readers compute with it."""
 MIN_PROMPT_SHARE: Final = 0.1
-"""Of the time of steps that compute prompts: no measurement is believed that leaves prompts less.
+"""Least share of a step's time that its prompt tokens are taken to need: a measurement below it is
+not believed.
 """
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 
@@ -124,7 +125,8 @@ class HandoverWire(ContractModel):
     backend: KvBackend
     protocol: Literal["tcp", "rdma"]
     gigabytes_per_second: float | None = Field(default=None, ge=0)
-    """Of a decode engine's reads since its start; absent until `MEASURED_BYTES` were read."""
+    """Mean rate of a decode engine's reads since its start; absent until it has read
+    `MEASURED_BYTES`."""
 
 
 def read_rate(read_bytes: int, read_seconds: float) -> float | None:
@@ -163,7 +165,7 @@ class LoadReport(ContractModel):
     epoch: str
     """Differs after every restart of the engine process."""
     revision: str | None = None
-    """Of the engine's pool; absent outside a cluster."""
+    """Revision of the engine's pool; absent outside a cluster."""
     kv_fingerprint: KvFingerprint | None = None
     """Absent where it hands no KV cache over."""
     accelerator: Accelerator | None = None
@@ -175,9 +177,9 @@ class LoadReport(ContractModel):
     max_queued_requests: Count
     page_size_tokens: Count
     bootstrap_port: int | None = None
-    """Of a prefill engine: where decode engines connect."""
+    """Port of a prefill engine to which decode engines connect."""
     handover_version: int | None = None
-    """Of the conversation between prefill and decode engines: they must have the same. Absent in
+    """Version of the protocol between prefill and decode engines, which must be equal. Absent in
     role mixed."""
     handover: HandoverWire | None = None
     """Absent in role mixed."""
@@ -191,9 +193,9 @@ class LoadReport(ContractModel):
     routers: Count = 0
     """Routers that ask for the load, by `ROUTER_HEADER`."""
     adapters: dict[str, str] = Field(default_factory=dict)
-    """Of the adapters that are loaded: by name, a key that is equal where their files are."""
+    """Loaded adapters: by name, a key that is equal where their files are."""
     adapters_failed: dict[str, str] = Field(default_factory=dict)
-    """Of the adapters that could not be loaded: by name, why."""
+    """Adapters that could not be loaded: by name, why."""
     adapters_file: str | None = None
     """`adapters_digest` of the file that the engine has followed, as far as it could."""
 

@@ -285,7 +285,7 @@ def _runner(
 def _settings(
     loaded: LoadedModel, pages: int, tier: HostPages | None, loader: AdapterLoader | None
 ) -> SchedulerSettings:
-    """Of a scheduler over so many pages, and those of the host `tier`."""
+    """Settings of a scheduler over `pages` and the pages of the host `tier`."""
     # Adapters and what drafts follow whole steps only.
     layers = 1 if loader or loaded.draft else loaded.model.spec.layers
     settings = scheduler_settings(loaded.config, loaded.context_tokens, pages, layers)
@@ -309,7 +309,7 @@ def _pool_pages(
     pool_of: Callable[[KvShape, int], PagePool],
     runner_over: Callable[[PagePool], Runner],
 ) -> int:
-    """Of this rank: in a GPU's memory, or in the host's beside what grammars need."""
+    """Pages of this rank's pool: in a GPU's memory, or in the host's beside what grammars need."""
     if gpu_memory is not None:
         return pages_in_device_memory(loaded, gpu_memory, pool_of, runner_over)
     return pages_in_host_memory(loaded, GRAMMAR_BYTES if unusable(files) is None else 0)
@@ -364,7 +364,7 @@ def _draft_model(config: ResolvedConfig, files: ModelFiles, placement: Placement
 
 
 def _head_spec(config: ResolvedConfig, target: ModelSpec) -> HeadSpec | None:
-    """Of the head that drafts, before the model is read; None: no head drafts."""
+    """Spec of the head that drafts, before the model is read; None: no head drafts."""
     draft = resolve_draft(config)
     if draft is None or not drafts_with_head(config):
         return None

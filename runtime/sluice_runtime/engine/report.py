@@ -75,9 +75,9 @@ class Pace:
 
     @property
     def prefill_tokens_per_second(self) -> float | None:
-        """Of steps that computed prompts, with what decoded in them. The more tokens a step had,
-        the more it counts, so that the rest of a prompt does not pass for the rate of whole chunks.
-        None before the first."""
+        """Rate of steps that computed prompts, with what decoded in them. A step counts by its
+        tokens, so that the rest of a prompt does not pass for the rate of whole chunks. None before
+        the first."""
         if not self._prefill_seconds:
             return None
         return self._prefill_weight / self._prefill_seconds
@@ -278,7 +278,7 @@ def decode_line(batch: Batch, status: Status, page_size: int, rate: float) -> st
 
 
 def draft_text(drafted_tokens: int, accepted_tokens: int) -> str:
-    """Of the steps since the last line; empty if they verified nothing."""
+    """Kept drafts of the steps since the last line; empty if they verified none."""
     if not drafted_tokens:
         return ""
     return f", #draft-token: {drafted_tokens}, #accepted-token: {accepted_tokens}"

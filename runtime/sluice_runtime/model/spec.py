@@ -33,13 +33,13 @@ DTYPES: Final = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class Windows:
-    """Of those layers whose tokens attend to a few before them."""
+    """Layers whose tokens attend to a few before them."""
 
     layers: frozenset[int]
     tokens: int
     """Itself included."""
     rope: Rope | None = None
-    """Of these layers; None: that of the others."""
+    """Rotation in these layers; None: that of the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class ModelSpec(ModelShape):
     """How the files hold matrices; None: as numbers of a type of `DTYPES`."""
     windows: Windows | None = None
     activation: Activation | None = None
-    """Of gate and up; None: silu(gate) x up."""
+    """Function of gate and up; None: silu(gate) x up."""
     query_scale: float = 1.0
     """By which scores differ from q k / sqrt(head_dim)."""
 
@@ -84,7 +84,7 @@ class ModelSpec(ModelShape):
         return sizes | {"moe_intermediate_size": self.experts.width}
 
     def serving(self, context_tokens: int) -> ModelSpec:
-        """The same for contexts of at most so many tokens: see `LongRope`."""
+        """This spec for contexts of at most so many tokens: see `LongRope`."""
         scaling = self.rope.scaling
         if not isinstance(scaling, LongRope):
             return self
@@ -186,7 +186,7 @@ def _refuse_unknown_features(config: Config, variant: Variant) -> None:
 
 
 def _windows(config: Config, variant: Variant, layers: int, rope: Rope | None) -> Windows | None:
-    """Of the layers that have one, with their own rope."""
+    """Layers that have a window, with their own rope."""
     if variant.whole_every is None:
         return None
     every = whole_number(config, "sliding_window_pattern", variant.whole_every)

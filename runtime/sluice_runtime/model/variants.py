@@ -16,7 +16,7 @@ _ROPES: Final = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 @dataclass(frozen=True)
 class NormNames:
-    """Of a layer's norms in checkpoints; None: there is none."""
+    """Names of a layer's norms in checkpoints; None: there is none."""
 
     before_attention: str | None = "input_layernorm"
     after_attention: str | None = None
@@ -64,7 +64,7 @@ class Variant:
     fused_gate_up: bool = False
     """The checkpoint has both inputs of the gated part in one matrix."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Of keys that may be missing, but sizes: those are in the contract's `DEFAULTS`."""
+    """Meaning of missing keys that are no sizes: those are in the contract's `DEFAULTS`."""
     output_bias: bool = False
     """What attention gives out has a bias."""
     sinks: bool = False
@@ -73,13 +73,13 @@ class Variant:
     """All experts of a layer are in one tensor, gate and up in turns; they and the router have
     biases."""
     whole_every: int | None = None
-    """Of so many layers the last one attends to all tokens, the others to those in a window."""
+    """Each `whole_every`-th layer attends to all tokens, the others to those in a window."""
     ropes: tuple[str, ...] = _ROPES
     """Allowed types: those that transformers computes for the family."""
     rope: Config = field(default_factory=dict)
     """What missing rope_parameters and rope_scaling mean."""
     activation: Callable[[Config], Activation] | None = None
-    """Of gate and up; None: silu(gate) x up."""
+    """Function of gate and up; None: silu(gate) x up."""
     offset_norms: bool = False
     """Norms are computed in float32; checkpoints have their weights less 1."""
     scaled_embedding: bool = False
@@ -190,4 +190,4 @@ ARCHITECTURES: Final[Mapping[str, Variant]] = {
         features={"attention_bias": (True,)},
     ),
 }
-"""By the name in config.json's `architectures`."""
+"""Variants by the name in config.json's `architectures`."""

@@ -90,7 +90,7 @@ class Counts:
         default_factory=lambda: Counter({mode.value: 0 for mode in ForwardMode})
     )
     admission_reason: str = PrefillPlan().reason
-    """Of the last step."""
+    """Reason of the last step."""
     retractions: int = 0
     chunk_cuts: int = 0
     received_prompt_tokens: int = 0

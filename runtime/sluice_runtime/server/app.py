@@ -443,7 +443,7 @@ def _loading(service: Service) -> str:
 
 
 def _model(service: Service, name: str) -> dict[str, Any]:
-    """Of the model, by one of its names, or of one of its adapters."""
+    """Object of the model, by one of its names, or of one of its adapters."""
     engine, identity = service.client.ready, service.identity
     return {
         "id": name,

@@ -74,7 +74,7 @@ class Identity:
     tensor_parallel_size: int = 1
     host_cache: bool = False
     pool_revision: str | None = None
-    """Of the pool that the pod belongs to; None outside a cluster."""
+    """Revision of the pod's pool; None outside a cluster."""
     handover_keys: Keys | None = field(default=None, repr=False)
     """Keys of the router's signatures; a decode engine needs them."""
     requires_signature: bool = False
@@ -132,7 +132,7 @@ class Service:
 
     @property
     def role_check(self) -> RoleCheck:
-        """By the present role."""
+        """Signed headers that a request needs in the engine's current role."""
         return RoleCheck(self.role, self.signatures)
 
     def role_taken(self) -> None:

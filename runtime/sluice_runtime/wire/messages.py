@@ -134,7 +134,8 @@ class Generate(Message, frozen=True):
     logprobs: int = -1
     """Most probable tokens to return for each token of the answer; -1: no logprobs."""
     prompt_logprobs: int = -1
-    """The same for the tokens of the prompt, which is then computed without cached prefixes."""
+    """Most probable tokens for each token of the prompt, which is then computed without cached
+    prefixes; -1: none."""
     cache_salt: str = ""
     """Cached prefixes are shared only with requests of the same salt."""
     grammar: Grammar | None = None
@@ -239,14 +240,14 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     prompt_logprobs: list[TokenLogprob] | None = None
     """One for each token of the prompt but the first; on one delta of the request, if it asked."""
     queue_seconds: float | None = None
-    """From arrival to the first step; on the delta with a request's first token only."""
+    """Time from arrival to the first step; on the delta with a request's first token only."""
 
 
 class HandoverLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the hand-over has done since the engine took its role."""
 
     recomputed: int = 0
-    """Of a decode engine: retracted requests that it prefilled itself."""
+    """Retracted requests that a decode engine prefilled itself."""
     read_bytes: int = 0
     read_seconds: float = 0.0
     reads: int = 0
@@ -299,7 +300,7 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step_error_ratio: float = 0.0
     """Mean relative error of the predicted step times."""
     handover: HandoverLoad | None = None
-    """Of prefill and decode engines."""
+    """Counts of prefill and decode engines; None in role mixed."""
     drafted_tokens: int = 0
     """Since the start: drafts that were verified; and those of them that answers kept."""
     accepted_tokens: int = 0
@@ -340,7 +341,7 @@ class Loading(Message, frozen=True):
 
     read_bytes: int
     total_bytes: int
-    """Of all files; a rank of several reads less."""
+    """Size of all files; a rank of several reads less."""
 
 
 class LoadedAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -382,9 +383,9 @@ class EngineReady(Message, frozen=True):
     weights: str = ""
     """Tells the model's weights apart from others under the same name."""
     bootstrap_port: int = 0
-    """Of a prefill engine: where decode engines connect."""
+    """Port of a prefill engine to which decode engines connect."""
     pid: int = 0
-    """Of the engine process; 0 where it is a thread."""
+    """Process id of the engine; 0 where it is a thread."""
     adapters: Adapters = Adapters()
 
 

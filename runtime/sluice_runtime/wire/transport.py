@@ -235,7 +235,7 @@ class Wakeup:
         return self._descriptor
 
     def set(self) -> None:
-        """From any thread; also when nobody waits."""
+        """Wakes the waiter, if there is one; may be called from any thread."""
         os.eventfd_write(self._descriptor, 1)
 
     def clear(self) -> None:
