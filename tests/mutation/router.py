@@ -111,15 +111,15 @@ ROUTER_MUTATIONS: Final = (
     Mutation(
         "router: our own requests count twice",
         "engines",
-        "others = max(0, report.requests - received.own_inflight)",
-        "others = report.requests",
+        "others = max(0, report.figures.requests - received.own_inflight)",
+        "others = report.figures.requests",
         PICK,
         package="router",
     ),
     Mutation(
         "router: an engine without pages has room",
         "engines",
-        "if not report.has_pages:",
+        "if not report.figures.kv_pages_available:",
         "if False:",
         PICK,
         package="router",
