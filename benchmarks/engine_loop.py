@@ -12,9 +12,9 @@ from contextlib import closing
 
 from sluice_contract.config.engine import EngineConfig
 from sluice_runtime.engine.build import Engine, build_engine
+from sluice_runtime.engine.executors import Executor, PendingResult
 from sluice_runtime.engine.loop import EngineLoop, Pipeline
 from sluice_runtime.engine.report import StepLog
-from sluice_runtime.engine.runner import Executor, PendingResult
 from sluice_runtime.engine.sizing.plan import resolved
 from sluice_runtime.engine.warm_up import warm_up
 from sluice_runtime.model.files import resolve

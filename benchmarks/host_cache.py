@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 
 from sluice_contract.config.engine import EngineConfig
 from sluice_runtime.engine.build import Engine, build_engine
+from sluice_runtime.engine.executors import Executor
 from sluice_runtime.engine.prepare import prepare
-from sluice_runtime.engine.runner import Executor
 from sluice_runtime.engine.sizing.plan import resolved
 from sluice_runtime.model.files import resolve
 from sluice_runtime.wire.messages import Generate, Sampling

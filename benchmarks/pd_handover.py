@@ -26,11 +26,11 @@ from sluice_contract.cluster.labels import Role as EngineRole
 from sluice_contract.config.engine import EngineConfig
 from sluice_contract.config.kv_transfer import KvTransfer
 from sluice_runtime.engine.build import build_engine
+from sluice_runtime.engine.executors import Executor, PendingResult
 from sluice_runtime.engine.handover import started_role
 from sluice_runtime.engine.loop import EngineLoop, Pipeline
 from sluice_runtime.engine.report import StepLog
 from sluice_runtime.engine.role import Role
-from sluice_runtime.engine.runner import Executor, PendingResult
 from sluice_runtime.engine.sizing.plan import resolved
 from sluice_runtime.engine.warm_up import warm_up
 from sluice_runtime.model.files import resolve

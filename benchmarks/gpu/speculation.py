@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import torch
 from sluice_runtime.engine.build import Engine
-from sluice_runtime.engine.runner import Executor, PendingResult
+from sluice_runtime.engine.executors import Executor, PendingResult
 from sluice_runtime.model import load
 from sluice_runtime.model.shard import Part
 from sluice_runtime.model.weights import RandomWeights

@@ -12,7 +12,7 @@ from contextlib import closing
 import torch
 from sluice_contract.config.accelerators import product_row
 from sluice_runtime.engine.build import Engine
-from sluice_runtime.engine.runner import Executor, PendingResult
+from sluice_runtime.engine.executors import Executor, PendingResult
 from sluice_runtime.engine.sizing.gpu_plan import ModelBytes
 from sluice_runtime.scheduler.batch import Batch
 from sluice_runtime.wire.messages import Generate, Sampling

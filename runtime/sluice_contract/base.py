@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
 
 from sluice_contract.error_text import Model, findings_of, path_of, text_of
-from sluice_contract.http_errors import shown, shown_json
+from sluice_contract.log_lines import shown, shown_json
 
 UNORDERED: Final[dict[str, Any]] = {"x-kubernetes-list-type": "set"}
 """Schema extra of a list of texts, each of them once, in any order."""

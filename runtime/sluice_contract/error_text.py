@@ -13,7 +13,7 @@ from typing import Any, Final, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from sluice_contract.http_errors import shown, shown_json
+from sluice_contract.log_lines import shown, shown_json
 
 Model = type[BaseModel]
 Location = Sequence[str | int]

@@ -1,40 +1,23 @@
-"""Responses to clients in one wording, for router and engine: errors, headers, log lines.
-
-An error has the form of OpenAI's error object, or on Anthropic's routes of Anthropic's. A message
-of the log is one line, escaped and cut short, whatever clients sent; a traceback follows it on
-indented lines, so that none of them passes for a message. Here are also the caps on a
-request's head. Knows no server.
-"""
+"""Errors that clients get, in one wording for router and engine: in the form of OpenAI's error
+object, or on Anthropic's routes of Anthropic's. Knows no server."""
 
 from __future__ import annotations
 
-import logging
-import re
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from types import TracebackType
 from typing import Any, Final
 
-import pydantic
 import pydantic_core
+
+from sluice_contract.http_limits import MAX_HEAD_BYTES, MAX_HEADER_BYTES, MAX_HEADERS
+from sluice_contract.log_lines import shown
 
 INVALID_REQUEST: Final = "invalid_request_error"
 SERVER_ERROR: Final = "server_error"
 INTERNAL_CODE: Final = "internal_error"
 INTERNAL_MESSAGE: Final = "internal error; the log has the details under the request's id"
 
-MAX_HEADERS: Final = 64
-MAX_HEADER_BYTES: Final = 8190
-"""Most bytes of one header, its name included, and of the request's target."""
-MAX_HEAD_BYTES: Final = 131_072
-"""Most bytes of target and headers in all, and of a chunked body's trailers."""
-
-HEAD_SECONDS: Final = 60.0
-"""Longest time from a connection's start, or a request's first byte, to the end of its head."""
-BODY_SECONDS: Final = 60.0
-"""Longest time that a body may take to arrive."""
 
 MESSAGES_PATH: Final = "/v1/messages"
 COUNT_TOKENS_PATH: Final = "/v1/messages/count_tokens"
@@ -77,9 +60,6 @@ _OTHER_TASKS: Final = {
 """OpenAI's and vLLM's routes below /v1 that are other tasks than this server's."""
 _BASE_URL: Final = "; allowed: /{}, as with a client whose base URL ends {}"
 
-_SHOWN_CHARACTERS: Final = 60
-_SHOWN_ITEMS: Final = 100
-"""Items of a list, or characters of a text, that are looked at: more than is shown in the end."""
 _LOOKED_AT_BYTES: Final = 1024
 _PARSED_AGAIN_BYTES: Final = 16 * 1024
 
@@ -235,50 +215,6 @@ def otherwise_bad(status: int, reason: str | None) -> Mistake:
     return Mistake(status, "bad_request", reason or "bad request")
 
 
-def shown(text: str, max_characters: int = _SHOWN_CHARACTERS) -> str:
-    """A client's own text, cut short and on one line: other characters are escaped."""
-    if len(text) > max_characters:
-        text = text[:max_characters] + "…"
-    if text.isprintable():
-        return text
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode()
-        for character in text
-    )
-
-
-def shown_json(value: object) -> str:
-    """A client's own value as JSON, cut short: it goes back to the client and into no log."""
-    if isinstance(value, str | list):
-        value = value[:_SHOWN_ITEMS]
-    if isinstance(value, str):
-        value = value.encode(errors="replace").decode()
-    return shown(pydantic_core.to_json(value, fallback=str).decode())
-
-
-def json_type(value: object) -> str | None:
-    """Type name of a string, a list, an object or its model, as refusals name it; None of all
-    others."""
-    if isinstance(value, str):
-        return "a string"
-    if isinstance(value, list):
-        return "a list"
-    return "an object" if isinstance(value, dict | pydantic.BaseModel) else None
-
-
-REQUEST_ID_HEADER: Final = "X-Request-Id"
-_ACCEPTABLE_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
-
-ROUTING_KEY_HEADER: Final = "X-Sluice-Routing-Key"
-"""The request's tenant, session or adapter, for scheduling policies that use it."""
-_ACCEPTABLE_ROUTING_KEY: Final = re.compile(r"[A-Za-z0-9._:/@-]{1,128}")
-
-IGNORED_FIELDS_HEADER: Final = "X-Sluice-Ignored-Fields"
-"""Header of an answer: the fields of the request that were ignored."""
-
-CLIENT_REQUEST_ID_HEADER: Final = "X-Sluice-Client-Request-Id"
-"""Header of an answer: the `request_id` in the request's body."""
-
 ENGINE_DIED: Final = "engine_died"
 """Error code of a 503: the engine process ended while it had the request, perhaps because of it."""
 
@@ -298,43 +234,3 @@ TENANT_FULL: Final = "tenant_full"
 
 UNAVAILABLE: Final = "unavailable"
 """Error code of a 503, or of an event that ends a stream: the engine drains or is not ready."""
-
-IDLE_CONNECTION_SECONDS: Final = 75
-"""How long an engine keeps an idle connection."""
-
-
-def is_acceptable_request_id(request_id: str) -> bool:
-    """Whether a client's id is harmless in headers and logs."""
-    return _ACCEPTABLE_REQUEST_ID.fullmatch(request_id) is not None
-
-
-def is_acceptable_routing_key(routing_key: str) -> bool:
-    """Whether a routing key has the characters and the length that engines take."""
-    return _ACCEPTABLE_ROUTING_KEY.fullmatch(routing_key) is not None
-
-
-ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
-
-MAX_LOG_CHARACTERS: Final = 4096
-"""Most characters of one message, and of one line of a traceback."""
-
-
-class LineFormatter(logging.Formatter):
-    """Escapes what is not printable."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-        """The line of the message."""
-        record.message = shown(record.message, MAX_LOG_CHARACTERS)
-        return super().formatMessage(record)
-
-    def formatException(self, ei: ExcInfo) -> str:  # noqa: N802
-        """The lines of a traceback, without the last end."""
-        lines = super().formatException(ei).splitlines()
-        return "\n".join("  " + shown(line, MAX_LOG_CHARACTERS) for line in lines)
-
-
-def log_to_stderr(level: int = logging.INFO, sender: str = "") -> None:
-    """Has every logger of this process write to stderr; `sender` begins each message."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LineFormatter(f"%(asctime)s %(levelname)s {sender}%(message)s"))
-    logging.basicConfig(level=level, handlers=[handler])

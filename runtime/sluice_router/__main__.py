@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from sluice_contract.base import ConfigError, config_error_from
 from sluice_contract.cluster.termination import TerminationMessage
 from sluice_contract.config.router import RouterConfig, RouterServer, read_router_config
-from sluice_contract.http_errors import log_to_stderr
+from sluice_contract.log_lines import log_to_stderr
 
 from sluice_router.library import UnsupportedLibraryError, check_library
 

@@ -12,7 +12,9 @@ from http import HTTPStatus
 
 from aiohttp import web
 from sluice_contract import http_errors
-from sluice_contract.http_errors import COUNT_TOKENS_PATH, ROUTING_KEY_HEADER
+from sluice_contract.http_errors import COUNT_TOKENS_PATH
+from sluice_contract.http_headers import ROUTING_KEY_HEADER
+from sluice_contract.http_limits import BODY_SECONDS
 
 from sluice_router import edge
 from sluice_router.accounting import (
@@ -201,10 +203,10 @@ async def _read_body(request: web.Request, body: Body) -> edge.BodyFields:
     if (request.content_length or 0) > limit_bytes:
         raise BadRequestError(http_errors.body_too_large(limit_bytes))
     try:
-        async with asyncio.timeout(http_errors.BODY_SECONDS):
+        async with asyncio.timeout(BODY_SECONDS):
             whole = await body.read(request.content, limit_bytes)
     except TimeoutError:
-        raise BadRequestError(http_errors.body_too_late(http_errors.BODY_SECONDS)) from None
+        raise BadRequestError(http_errors.body_too_late(BODY_SECONDS)) from None
     if not whole:
         raise BadRequestError(http_errors.body_too_large(limit_bytes))
     return edge.check_body(body.content)

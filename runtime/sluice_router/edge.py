@@ -25,12 +25,13 @@ from sluice_contract.config.cors import (
     READABLE_HEADERS,
     Cors,
 )
-from sluice_contract.http_errors import (
+from sluice_contract.http_errors import Mistake
+from sluice_contract.http_headers import (
     REQUEST_ID_HEADER,
     ROUTING_KEY_HEADER,
-    Mistake,
     is_acceptable_request_id,
 )
+from sluice_contract.log_lines import shown
 from sluice_contract.wire.json_weight import LIGHT_BYTES, MAX_VALUES, has_too_many_texts
 from sluice_contract.wire.spans import (
     TRACEPARENT_HEADER,
@@ -96,7 +97,7 @@ def _refuse_other_bytes(name: str, value: str) -> None:
     try:
         value.encode()
     except UnicodeEncodeError:  # aiohttp decodes with surrogateescape
-        message = f"{name}: {http_errors.shown(value)} is not allowed; allowed: UTF-8"
+        message = f"{name}: {shown(value)} is not allowed; allowed: UTF-8"
         raise BadRequestError(Mistake(400, "invalid_value", message), name) from None
 
 
@@ -142,7 +143,7 @@ def check_body(body: bytes) -> BodyFields:
         raise BadRequestError(http_errors.not_json(body)) from None
     for name in fields:
         if name in INTERNAL_FIELDS or name.startswith(INTERNAL_PREFIXES):
-            named = http_errors.shown(name)
+            named = shown(name)
             message = f"{named}: not allowed in a request; it is set by the service itself"
             raise BadRequestError(Mistake(400, "internal_field", message), name)
     streams = "stream" in fields and bytes(fields["stream"]) == b"true"

@@ -28,8 +28,8 @@ from sluice_contract.http_errors import (
     Mistake,
     error_for,
     error_object,
-    shown,
 )
+from sluice_contract.log_lines import shown
 from sluice_contract.wire.handover import PREFILL_FAILED, PREFILL_UNAVAILABLE
 
 JSON_CONTENT_TYPE = "application/json"

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from sluice_contract.http_errors import (
-    error_for,
-    error_object,
-    no_route,
-    not_json,
-    shown,
-    status_for,
-)
+from sluice_contract.http_errors import error_for, error_object, no_route, not_json, status_for
+from sluice_contract.log_lines import shown
 
 
 def test_where_a_mistake_is_is_said_of_short_bodies_and_not_looked_for_in_long_ones() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from sluice_contract.http_errors import MAX_LOG_CHARACTERS, LineFormatter
+from sluice_contract.log_lines import MAX_LOG_CHARACTERS, LineFormatter
 
 
 def line_of(message: str, *args: object, with_traceback: bool = False) -> str:

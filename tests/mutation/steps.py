@@ -75,14 +75,14 @@ STEP_MUTATIONS: Final = (
     ),
     Mutation(
         "retraction: longest answers go first",
-        "admission",
+        "retraction",
         "return known - request.prompt_tokens, -known",
         "return request.prompt_tokens - known, -known",
         ("test_retraction",),
     ),
     Mutation(
         "retraction: one page short is good enough",
-        "admission",
+        "retraction",
         "    if needed_pages <= available_pages:\n        return RetractionPlan()",
         "    if needed_pages <= available_pages + 1:\n        return RetractionPlan()",
         ("test_retraction", "test_scheduler_properties"),
@@ -307,14 +307,14 @@ STEP_MUTATIONS: Final = (
     ),
     Mutation(
         "preemption: the same one is sent back again and again",
-        "admission",
+        "retraction",
         "return not request.preempted and priority",
         "return priority",
         ("test_retraction",),
     ),
     Mutation(
         "retraction: the last one ends although others will give pages back",
-        "admission",
+        "retraction",
         "if others_hold:",
         "if False:",
         ("test_handed_over_pages",),
@@ -356,7 +356,7 @@ STEP_MUTATIONS: Final = (
     ),
     Mutation(
         "preemption: the oldest goes first",
-        "admission",
+        "retraction",
         "newest_first = reversed(list(running))",
         "newest_first = list(running)",
         ("test_retraction",),

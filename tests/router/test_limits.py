@@ -14,10 +14,9 @@ from random import Random
 import aiohttp
 import pytest
 from aiohttp import web
-from sluice_contract import http_errors
 from sluice_contract.config.router import Auth
 from sluice_contract.wire.private_calls import AnswerStart, EventComment, comment_line
-from sluice_router import connections
+from sluice_router import app, connections
 from sluice_router.errors import OverloadedError
 from sluice_router.limits import SMALL_BYTES, Body, ByteBudget, Lifecycle
 
@@ -221,7 +220,7 @@ async def test_a_silent_new_connection_is_closed_without_an_answer(
 
 
 async def test_a_body_that_does_not_end_is_answered_408(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_errors, "BODY_SECONDS", LATE_SECONDS)
+    monkeypatch.setattr(app, "BODY_SECONDS", LATE_SECONDS)
     async with (
         fakes.running_router("http://127.0.0.1:9") as router,
         raw_connection(router.url) as slow,

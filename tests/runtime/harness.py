@@ -13,8 +13,8 @@ import torch
 from sluice_contract.config.engine import EngineConfig
 from sluice_contract.config.sizing import ResolvedConfig
 from sluice_runtime.engine.build import EngineHooks, build_engine
+from sluice_runtime.engine.executors import Executor, PendingResult
 from sluice_runtime.engine.prepare import prepare
-from sluice_runtime.engine.runner import Executor, PendingResult
 from sluice_runtime.engine.sizing.plan import resolved
 from sluice_runtime.model.files import resolve
 from sluice_runtime.scheduler.batch import Batch

@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from sluice_contract.base import UNORDERED
 from sluice_contract.error_text import Location, findings_of, models_at, path_of, text_of
-from sluice_contract.http_errors import shown, shown_json
+from sluice_contract.log_lines import shown, shown_json
 
 from sluice_operator.api.base import LIST_MAP_KEYS, ApiModel
 from sluice_operator.api.stored import INT64, BeyondInt64

@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 
 from pydantic import BaseModel
 from sluice_contract.error_text import Location, known_keys, models_at
-from sluice_contract.http_errors import shown_json
+from sluice_contract.log_lines import shown_json
 
 from sluice_operator.api.base import REFUSES_NULL
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field
 from sluice_contract.cluster.labels import GROUP, ROUTER_ROLE
-from sluice_contract.http_errors import shown_json
+from sluice_contract.log_lines import shown_json
 
 from sluice_operator.api.base import (
     ATOMIC,

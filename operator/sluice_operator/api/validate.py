@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 from pydantic import AfterValidator, Field
 from sluice_contract.cluster.labels import API_VERSION
 from sluice_contract.error_text import UNTOLD
-from sluice_contract.http_errors import shown_json
+from sluice_contract.log_lines import shown_json
 
 from sluice_operator.api.base import LABEL_KEY, ApiModel, DnsLabel, LabelValue
 from sluice_operator.api.findings import parse

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
-from sluice_contract.http_errors import shown
+from sluice_contract.log_lines import shown
 
 from sluice_operator.cli.yaml_text import (
     DuplicateKeyError,

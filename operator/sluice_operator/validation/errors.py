@@ -18,7 +18,7 @@ from sluice_contract.cluster import ports
 from sluice_contract.cluster.labels import Role
 from sluice_contract.config.host_cache import FOLDER
 from sluice_contract.config.supported import unsupported
-from sluice_contract.http_errors import shown_json
+from sluice_contract.log_lines import shown_json
 
 from sluice_operator.api.adapters import (
     CLAIMS_MOUNT,

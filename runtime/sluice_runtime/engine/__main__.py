@@ -22,7 +22,7 @@ from sluice_contract.cluster.labels import Role
 from sluice_contract.config.accelerators import Accelerator
 from sluice_contract.config.engine import EngineConfig, read_engine_config
 from sluice_contract.config.sizing import ResolvedConfig
-from sluice_contract.http_errors import log_to_stderr
+from sluice_contract.log_lines import log_to_stderr
 from sluice_contract.wire.handover import Keys, configured_keys
 
 from sluice_runtime.engine.report import StepLog, logger, startup_line
@@ -35,7 +35,7 @@ from sluice_runtime.wire.transport import EngineLink, Wakeup
 
 if TYPE_CHECKING:
     from sluice_runtime.engine.build import Engine
-    from sluice_runtime.engine.runner import Executor
+    from sluice_runtime.engine.executors import Executor
     from sluice_runtime.parallel.joined import JoinedRanks
 
 EXIT_STARTUP = 2

@@ -16,20 +16,17 @@ from sluice_contract.config.sizing import PlannedConfig, ResolvedConfig
 from sluice_runtime.engine.adapter_loading import AdapterLoader
 from sluice_runtime.engine.adapters import AdapterTable
 from sluice_runtime.engine.device import Device, allocation, step_device
-from sluice_runtime.engine.report import Sizes
-from sluice_runtime.engine.runner import (
+from sluice_runtime.engine.executors import (
     AnnouncingRunner,
-    OnLogits,
     OverlapExecutor,
-    RowSizes,
-    RowState,
-    Runner,
     StepLauncher,
     StreamExecutor,
     SyncExecutor,
-    allocated_rows,
     executor_for,
 )
+from sluice_runtime.engine.report import Sizes
+from sluice_runtime.engine.rows import RowSizes, RowState, allocated_rows
+from sluice_runtime.engine.runner import OnLogits, Runner
 from sluice_runtime.engine.sizing import host
 from sluice_runtime.engine.sizing.gpu_plan import check_weights
 from sluice_runtime.engine.sizing.plan import (

@@ -29,7 +29,7 @@ from sluice_contract.base import ConfigError
 from torch import Tensor
 
 from sluice_runtime.engine.device import allocation
-from sluice_runtime.engine.runner import Landing, StepLauncher
+from sluice_runtime.engine.executors import Landing, StepLauncher
 from sluice_runtime.errors import InvalidConfigError
 from sluice_runtime.kv.host_blocks import Move, PoolCopies
 from sluice_runtime.kv.pool import PagePool, zeros

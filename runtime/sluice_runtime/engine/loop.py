@@ -13,10 +13,10 @@ from typing import Final, Protocol
 
 from sluice_contract.cluster.labels import Role as EngineRole
 
+from sluice_runtime.engine.executors import Executor, PendingResult
 from sluice_runtime.engine.outbox import STEP_LIMIT_SECONDS, HeartbeatThread, Outbox
 from sluice_runtime.engine.report import Now, Pace, StepLog, figures_from, load_from
 from sluice_runtime.engine.role import LAME_DUCK_SECONDS, MixedRole, Role
-from sluice_runtime.engine.runner import Executor, PendingResult
 from sluice_runtime.grammar.waiting import GrammarQueue
 from sluice_runtime.scheduler.batch import Batch, ForwardMode
 from sluice_runtime.scheduler.scheduler import Scheduler

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from sluice_contract.cluster.labels import Role
 from sluice_contract.config.sizing import ResolvedConfig
-from sluice_contract.http_errors import log_to_stderr
+from sluice_contract.log_lines import log_to_stderr
 
 from sluice_runtime.engine.sizing.host import set_library_variables
 from sluice_runtime.errors import StartupError

@@ -14,15 +14,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sluice_runtime.engine.device import Device
+from sluice_runtime.engine.sampling.draw import SamplingTable, TableSize
+from sluice_runtime.grammar.masks import Matchers
 from sluice_runtime.kv.pool import PagePool
 from sluice_runtime.layers.attention import Numbers, RowNumbers, TokenLayout
+from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.scheduler.batch import Batch, ExtendRow, RowTrimmed, VerifyRow
+
+if TYPE_CHECKING:
+    from sluice_runtime.engine.adapters import AdapterTable
 
 
 class RowTable:
@@ -267,3 +274,40 @@ def step_inputs(host: HostInputs, rows: RowTable, device: Device) -> StepInputs:
         numbers=numbers,
     )
     return StepInputs(token_ids, positions, layout, sampled_tokens, sampled_rows)
+
+
+@dataclass(frozen=True)
+class RowSizes:
+    """Number of rows, and maximum tokens of each."""
+
+    rows: int
+    context_length_tokens: int
+
+
+@dataclass(frozen=True)
+class RowState:
+    """State of each row from step to step."""
+
+    table: RowTable
+    sampling: SamplingTable
+    matchers: Matchers
+    """Matchers of the rows' grammars."""
+    adapters: AdapterTable | None = None
+    """Adapters of the rows; None: the engine has none."""
+
+
+def allocated_rows(
+    model: Decoder,
+    pool: PagePool,
+    sizes: RowSizes,
+    device: Device,
+    matchers: Matchers,
+    adapters: AdapterTable | None = None,
+) -> RowState:
+    """Rows for `model`, whose pages are in `pool`."""
+    context = sizes.context_length_tokens
+    clears_pages = model.backend.reads_whole_pages
+    max_pages = -(-context // pool.page_size)
+    table = RowTable(sizes.rows, max_pages, pool, device, clears_pages=clears_pages)
+    size = TableSize(sizes.rows, model.spec.vocabulary_size, context)
+    return RowState(table, SamplingTable(size, device, model.backend), matchers, adapters)

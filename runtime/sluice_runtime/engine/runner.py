@@ -12,25 +12,27 @@ scheduler.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
 
-from sluice_runtime.engine.adapters import AdapterTable
 from sluice_runtime.engine.device import Device, Fetched, allocation
 from sluice_runtime.engine.graphs import DecodeGraphs
-from sluice_runtime.engine.rows import HostInputs, RowTable, StepInputs, host_inputs, step_inputs
-from sluice_runtime.engine.sampling.draw import SamplingTable, TableSize
+from sluice_runtime.engine.rows import (
+    HostInputs,
+    RowState,
+    StepInputs,
+    host_inputs,
+    step_inputs,
+)
 from sluice_runtime.engine.sampling.logprobs import StepLogprobs, StepScores
 from sluice_runtime.engine.sampling.masks import keep_to_grammars
 from sluice_runtime.engine.sampling.penalties import DraftsBefore
 from sluice_runtime.errors import StepOutOfMemoryError
-from sluice_runtime.grammar.masks import Matchers
 from sluice_runtime.kv.pool import PagePool
 from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.scheduler.batch import NO_TOKEN, Batch, ForwardMode, SampledTokens
@@ -44,43 +46,6 @@ STEP_SETTINGS: Final = "chunkSize, maxRunningRequests or kvPoolTokens"
 """Settings to lower when a step runs out of memory."""
 OnLogits = Callable[[Batch, Tensor], None]
 """Callback with each step's logits [m, vocabulary]; used by the agreement tests."""
-
-
-@dataclass(frozen=True)
-class RowSizes:
-    """Number of rows, and maximum tokens of each."""
-
-    rows: int
-    context_length_tokens: int
-
-
-@dataclass(frozen=True)
-class RowState:
-    """State of each row from step to step."""
-
-    table: RowTable
-    sampling: SamplingTable
-    matchers: Matchers
-    """Matchers of the rows' grammars."""
-    adapters: AdapterTable | None = None
-    """Adapters of the rows; None: the engine has none."""
-
-
-def allocated_rows(
-    model: Decoder,
-    pool: PagePool,
-    sizes: RowSizes,
-    device: Device,
-    matchers: Matchers,
-    adapters: AdapterTable | None = None,
-) -> RowState:
-    """Rows for `model`, whose pages are in `pool`."""
-    context = sizes.context_length_tokens
-    clears_pages = model.backend.reads_whole_pages
-    max_pages = -(-context // pool.page_size)
-    table = RowTable(sizes.rows, max_pages, pool, device, clears_pages=clears_pages)
-    size = TableSize(sizes.rows, model.spec.vocabulary_size, context)
-    return RowState(table, SamplingTable(size, device, model.backend), matchers, adapters)
 
 
 class LaunchedStep:
@@ -354,106 +319,3 @@ def _split(batch: Batch, joined: Tensor) -> tuple[tuple[int, ...], tuple[int, ..
     """Splits what `_joined` has joined."""
     numbers, tokens = joined.tolist(), len(batch.sampling_rows)
     return tuple(numbers[:tokens]), tuple(numbers[tokens:])
-
-
-PendingResult = Callable[[], SampledTokens]
-"""Function that waits for a step and returns its results, or raises what the step raised."""
-
-
-class StepRunner(Protocol):
-    """The part of `engine.runner.Runner` that executors use."""
-
-    def forward(self, batch: Batch) -> SampledTokens:
-        """One token for each of the batch's sampling rows."""
-        ...
-
-
-class Landing(Protocol):
-    """The part of `engine.runner.LaunchedStep` that is used here."""
-
-    def land(self) -> SampledTokens: ...
-
-
-class StepLauncher(StepRunner, Protocol):
-    """A runner whose steps need not be waited for."""
-
-    def launch(self, batch: Batch) -> Landing: ...
-
-
-class AnnouncingRunner:
-    """A runner that announces each batch to the other ranks before it launches."""
-
-    def __init__(self, runner: StepLauncher, announce: Callable[[Batch], None]) -> None:
-        self._runner = runner
-        self._announce = announce
-
-    def forward(self, batch: Batch) -> SampledTokens:
-        """See `StepRunner`."""
-        return self.launch(batch).land()
-
-    def launch(self, batch: Batch) -> Landing:
-        """See `StepLauncher`."""
-        self._announce(batch)
-        return self._runner.launch(batch)
-
-
-class Executor(Protocol):
-    """Runs batches."""
-
-    @property
-    def ahead(self) -> int:
-        """Maximum batches that may be launched before the results of an earlier one are known."""
-        ...
-
-    def launch(self, batch: Batch) -> PendingResult: ...
-
-
-class SyncExecutor:
-    """Runs a batch when its result is requested."""
-
-    ahead: Final = 0
-
-    def __init__(self, runner: StepRunner) -> None:
-        self._runner = runner
-
-    def launch(self, batch: Batch) -> PendingResult:
-        return partial(self._runner.forward, batch)
-
-    def close(self) -> None:
-        """Does nothing: no thread was started."""
-
-
-class OverlapExecutor:
-    """Runs a batch at once in its own thread; torch releases the GIL while it computes."""
-
-    ahead: Final = 1
-
-    def __init__(self, runner: StepRunner) -> None:
-        self._runner = runner
-        self._thread = ThreadPoolExecutor(1, "forward")
-
-    def launch(self, batch: Batch) -> PendingResult:
-        return self._thread.submit(self._runner.forward, batch).result
-
-    def close(self) -> None:
-        """Stops taking batches. Returns at once, even while one runs."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
-
-class StreamExecutor:
-    """Launches a batch on the device at once, in the loop's thread."""
-
-    def __init__(self, runner: StepLauncher, *, ahead: int) -> None:
-        self.ahead = ahead
-        self._runner = runner
-
-    def launch(self, batch: Batch) -> PendingResult:
-        return self._runner.launch(batch).land
-
-    def close(self) -> None:
-        """Does nothing: what was launched ends by itself."""
-
-
-def executor_for(runner: StepRunner, *, overlap: bool) -> SyncExecutor | OverlapExecutor:
-    """The executor that the setting `overlap` selects on a CPU. The caller closes it."""
-    return OverlapExecutor(runner) if overlap else SyncExecutor(runner)

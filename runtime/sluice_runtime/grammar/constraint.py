@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
-from sluice_contract.http_errors import shown_json
+from sluice_contract.log_lines import shown_json
 
 from sluice_runtime.errors import GrammarError, GrammarUnavailableError
 from sluice_runtime.grammar.ebnf import lark_of

@@ -12,7 +12,7 @@ from math import prod
 from typing import Any, Final
 from urllib.parse import unquote
 
-from sluice_contract.http_errors import shown_json
+from sluice_contract.log_lines import shown_json
 
 from sluice_runtime.errors import GrammarError
 from sluice_runtime.grammar.patterns import portable

@@ -20,7 +20,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
-from sluice_contract import http_errors
+from sluice_contract.log_lines import shown_json
 
 from sluice_runtime.errors import (
     InvalidRequestError,
@@ -252,7 +252,7 @@ class ChatTemplate:
         if own := options.keys() & {*_GIVEN}:
             allowed = ", ".join(sorted(self.options)) or "leaving it out"
             raise InvalidRequestError(
-                f"chat_template_kwargs: {http_errors.shown_json(min(own))} is not allowed (a field "
+                f"chat_template_kwargs: {shown_json(min(own))} is not allowed (a field "
                 f"of its own, or given by the server); allowed: {allowed}",
                 "chat_template_kwargs",
             )

@@ -19,9 +19,6 @@ from sluice_runtime.scheduler.admission import (
     PrefillAdder,
     PrefillItem,
     PrefillPlan,
-    RetractionPlan,
-    may_preempt,
-    plan_preemption,
     plan_prefill,
 )
 from sluice_runtime.scheduler.admission_bounds import (
@@ -43,6 +40,7 @@ from sluice_runtime.scheduler.pacing import ChunkBudget, LayerSplit, Pacing
 from sluice_runtime.scheduler.policies import PolicyContext, admission_order
 from sluice_runtime.scheduler.request import Request, row_added, row_of
 from sluice_runtime.scheduler.request_table import NewTokenRatio, RequestTable
+from sluice_runtime.scheduler.retraction import RetractionPlan, may_preempt, plan_preemption
 from sluice_runtime.scheduler.settings import SchedulerSettings
 
 MAX_PREFILL_ONLY_STEPS: Final = 8

@@ -19,12 +19,7 @@ from typing import Final
 
 import msgspec
 
-from sluice_runtime.scheduler.admission import (
-    PrefillItem,
-    PrefillPlan,
-    RetractionPlan,
-    plan_retraction,
-)
+from sluice_runtime.scheduler.admission import PrefillItem, PrefillPlan
 from sluice_runtime.scheduler.admission_bounds import Refusals
 from sluice_runtime.scheduler.batch import (
     NO_TOKEN,
@@ -56,6 +51,7 @@ from sluice_runtime.scheduler.request import (
     row_of,
 )
 from sluice_runtime.scheduler.request_table import NewTokenRatio, RequestTable
+from sluice_runtime.scheduler.retraction import RetractionPlan, plan_retraction
 from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.scheduler.speculation import Speculation
 from sluice_runtime.scheduler.status import Counts, Status, status_of

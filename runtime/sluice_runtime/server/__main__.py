@@ -17,7 +17,7 @@ from sluice_contract.base import ConfigError
 from sluice_contract.config.accelerators import Accelerator
 from sluice_contract.config.engine import read_engine_config
 from sluice_contract.config.sizing import planned_config
-from sluice_contract.http_errors import log_to_stderr
+from sluice_contract.log_lines import log_to_stderr
 
 from sluice_runtime.errors import InvalidConfigError, StartupError
 from sluice_runtime.process import exits

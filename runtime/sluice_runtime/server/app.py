@@ -13,7 +13,8 @@ from typing import Any, Final
 import msgspec
 from fastapi import APIRouter, FastAPI, Request
 from sluice_contract.config.cors import METHODS, PREFLIGHT_SECONDS, READABLE_HEADERS
-from sluice_contract.http_errors import COUNT_TOKENS_PATH, MESSAGES_PATH, shown_json
+from sluice_contract.http_errors import COUNT_TOKENS_PATH, MESSAGES_PATH
+from sluice_contract.log_lines import shown_json
 from sluice_contract.wire.load import ROUTER_HEADER, LoadReport
 from sluice_contract.wire.private_calls import HAND_BACK_PATH, ROLE_PATH
 from starlette.middleware.cors import CORSMiddleware

@@ -25,7 +25,9 @@ from sluice_contract.error_text import (
     text_of,
     unknown_field,
 )
-from sluice_contract.http_errors import BODY_SECONDS, ROUTING_KEY_HEADER, is_acceptable_routing_key
+from sluice_contract.http_headers import ROUTING_KEY_HEADER, is_acceptable_routing_key
+from sluice_contract.http_limits import BODY_SECONDS
+from sluice_contract.log_lines import shown, shown_json
 from sluice_contract.wire.json_weight import LIGHT_BYTES, MAX_VALUES, count_values
 from sluice_contract.wire.spans import TRACEPARENT_HEADER, trace_id
 
@@ -57,7 +59,7 @@ def routing_key_of(request: Request) -> str:
     routing_key = request.headers.get(ROUTING_KEY_HEADER, "")
     if routing_key and not is_acceptable_routing_key(routing_key):
         raise InvalidRequestError(
-            f"{ROUTING_KEY_HEADER}: {http_errors.shown_json(routing_key)} is not allowed; allowed: "
+            f"{ROUTING_KEY_HEADER}: {shown_json(routing_key)} is not allowed; allowed: "
             "1 to 128 letters, digits and the characters - _ . : / @",
             ROUTING_KEY_HEADER,
         )
@@ -173,8 +175,8 @@ def _renamed(kind: type[RequestModel], fields: dict[str, Any]) -> dict[str, Any]
         value, own = fields[other], fields.get(name)
         if value is not None and own is not None and value != own:
             raise InvalidRequestError(
-                f"{other}: {http_errors.shown_json(value)} beside {name} "
-                f"{http_errors.shown_json(own)} is not allowed; allowed: one of the two, or the "
+                f"{other}: {shown_json(value)} beside {name} "
+                f"{shown_json(own)} is not allowed; allowed: one of the two, or the "
                 "same in both",
                 other,
             )
@@ -268,7 +270,7 @@ def refusal_of(kind: type[RequestModel], error: ValidationError) -> InvalidReque
 
 
 def _unknown_field(kind: type[RequestModel], location: Location) -> InvalidRequestError:
-    above, key = _param(location[:-1]), http_errors.shown(str(location[-1]))
+    above, key = _param(location[:-1]), shown(str(location[-1]))
     param = f"{above}.{key}" if above else key
     says = unknown_field(key, known_keys(kind, location[:-1]))
     return InvalidRequestError(f"{param}: {says} (strictRequests)", param)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo, model_validator
-from sluice_contract.http_errors import shown_json
+from sluice_contract.log_lines import shown_json
 
 from sluice_runtime.server.fields import LIST, STRING, RequestModel, by_type, is_strict
 

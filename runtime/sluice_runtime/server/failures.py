@@ -20,6 +20,7 @@ from sluice_contract.http_errors import (
     Mistake,
     error_object,
 )
+from sluice_contract.log_lines import shown
 from sluice_contract.wire.handover import PREFILL_FAILED, PREFILL_UNAVAILABLE
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
@@ -56,7 +57,7 @@ class ModelNotFoundError(RequestError):
 
     def __init__(self, name: str, served: Sequence[str]) -> None:
         allowed = ", ".join(map(repr, served))
-        named = http_errors.shown(name)
+        named = shown(name)
         super().__init__(f"model: {named!r} is not served here; allowed: {allowed}", "model")
 
 

@@ -24,7 +24,7 @@ from pydantic import (
 )
 from sluice_contract.config.router import MAX_PRIORITY
 from sluice_contract.error_text import ALTERNATIVES
-from sluice_contract.http_errors import json_type
+from sluice_contract.log_lines import json_type
 
 MAX_IGNORED_FIELDS: Final = 32
 """Most unknown fields that are reported for one request."""

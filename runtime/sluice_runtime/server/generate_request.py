@@ -19,7 +19,7 @@ from pydantic import (
     ValidationInfo,
     model_validator,
 )
-from sluice_contract.http_errors import shown_json
+from sluice_contract.log_lines import shown_json
 
 from sluice_runtime.server.fields import INT64, Empty, SamplingFields, json_within
 from sluice_runtime.server.protocol import (

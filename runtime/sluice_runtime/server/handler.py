@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 import msgspec
 from fastapi import Request
-from sluice_contract.http_errors import (
+from sluice_contract.http_headers import (
     CLIENT_REQUEST_ID_HEADER,
     IGNORED_FIELDS_HEADER,
     is_acceptable_request_id,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 from sluice_contract.config.server import DEFAULT_MAX_CHOICES_PER_REQUEST
-from sluice_contract.http_errors import shown_json
+from sluice_contract.log_lines import shown_json
 
 from sluice_runtime.errors import ContextLengthError, InvalidRequestError, UnsupportedFieldError
 from sluice_runtime.model.tokenizer import Tokenizer

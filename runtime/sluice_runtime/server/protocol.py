@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, Tag, ValidationInfo, model_validator
-from sluice_contract.http_errors import shown_json
+from sluice_contract.log_lines import shown_json
 
 from sluice_runtime.scheduler.limits import least_answer
 from sluice_runtime.server.content import (

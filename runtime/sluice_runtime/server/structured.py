@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import msgspec
 from pydantic import AfterValidator, Field, ValidationError
 from sluice_contract.error_text import findings_of, path_of, text_of
-from sluice_contract.http_errors import shown_json
+from sluice_contract.log_lines import shown_json
 
 from sluice_runtime.errors import (
     GrammarError,

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given
 from hypothesis import strategies as st
 from sluice_contract.config.engine import AttentionBackend
 from sluice_runtime.engine.build import EngineHooks
-from sluice_runtime.engine.runner import StreamExecutor
+from sluice_runtime.engine.executors import StreamExecutor
 from sluice_runtime.scheduler.batch import Batch, ExtendRow, ForwardMode, PagesAppended, RowAdded
 from sluice_runtime.wire.messages import Sampling, TokenLogprob
 

@@ -9,10 +9,10 @@ from itertools import count, pairwise
 
 import msgspec
 import pytest
+from sluice_runtime.engine.executors import executor_for
 from sluice_runtime.engine.loop import Clock, EngineLoop, Pipeline
 from sluice_runtime.engine.outbox import Outbox
 from sluice_runtime.engine.report import StepLog
-from sluice_runtime.engine.runner import executor_for
 from sluice_runtime.scheduler.kv_allocator import PageAllocator
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import SchedulerSettings, StepTarget

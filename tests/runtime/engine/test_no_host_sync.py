@@ -12,7 +12,8 @@ import pytest
 import torch
 from sluice_runtime.engine.draft import DraftDraws, DraftModel
 from sluice_runtime.engine.eagle import EagleDrafts
-from sluice_runtime.engine.runner import RowSizes, Runner, allocated_rows
+from sluice_runtime.engine.rows import RowSizes, allocated_rows
+from sluice_runtime.engine.runner import Runner
 from sluice_runtime.grammar.masks import Matchers
 from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.layers import experts

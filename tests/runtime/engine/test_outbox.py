@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sluice_contract.config.accelerators import Accelerator
 from sluice_contract.wire.load import EngineFigures
+from sluice_runtime.engine.executors import Executor, StreamExecutor, SyncExecutor
 from sluice_runtime.engine.loop import Clock, EngineLoop, Pipeline
 from sluice_runtime.engine.outbox import (
     STEP_LIMIT_SECONDS,
@@ -20,7 +21,7 @@ from sluice_runtime.engine.outbox import (
     step_limit_seconds,
 )
 from sluice_runtime.engine.report import StepLog
-from sluice_runtime.engine.runner import Executor, LaunchedStep, StreamExecutor, SyncExecutor
+from sluice_runtime.engine.runner import LaunchedStep
 from sluice_runtime.scheduler.batch import Batch, SampledTokens
 from sluice_runtime.scheduler.kv_allocator import PageAllocator
 from sluice_runtime.scheduler.scheduler import Scheduler

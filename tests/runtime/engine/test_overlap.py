@@ -9,9 +9,9 @@ from contextlib import closing
 import pytest
 import torch
 from sluice_runtime.engine.build import EngineHooks
+from sluice_runtime.engine.executors import OverlapExecutor, executor_for
 from sluice_runtime.engine.loop import EngineLoop, Pipeline
 from sluice_runtime.engine.report import StepLog
-from sluice_runtime.engine.runner import OverlapExecutor, executor_for
 from sluice_runtime.scheduler.batch import Batch, ForwardMode, SampledTokens
 from sluice_runtime.scheduler.kv_allocator import PageAllocator
 from sluice_runtime.scheduler.scheduler import Scheduler

@@ -7,7 +7,7 @@ import time
 
 import pytest
 from llguidance import LLMatcher
-from sluice_contract.http_errors import shown_json
+from sluice_contract.log_lines import shown_json
 from sluice_runtime.errors import GrammarError, GrammarUnavailableError
 from sluice_runtime.grammar import constraint
 from sluice_runtime.grammar.constraint import (

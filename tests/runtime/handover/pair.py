@@ -14,10 +14,10 @@ from itertools import count
 from typing import Any
 
 import msgspec
+from sluice_runtime.engine.executors import executor_for
 from sluice_runtime.engine.loop import Clock, EngineLoop, Pipeline
 from sluice_runtime.engine.report import StepLog
 from sluice_runtime.engine.role import Role
-from sluice_runtime.engine.runner import executor_for
 from sluice_runtime.grammar.waiting import GrammarQueue
 from sluice_runtime.handover.decode_role import DecodePorts, DecodeRole
 from sluice_runtime.handover.held_rooms import HeldRooms

@@ -12,7 +12,7 @@ from sluice_contract.cluster.labels import Role
 from sluice_contract.config.accelerators import Accelerator
 from sluice_contract.config.kv_transfer import KvTransfer, wire_error
 from sluice_contract.config.sizing import GENERAL, Value, resolved_values
-from sluice_contract.http_errors import shown_json
+from sluice_contract.log_lines import shown_json
 
 from sluice_operator.accelerators.find import AcceleratorFinding
 from sluice_operator.accelerators.node_requirements import is_nvidia, resource_name

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import pydantic_core
 from pydantic import BeforeValidator, Discriminator, Field, Tag
-from sluice_contract.http_errors import shown_json
+from sluice_contract.log_lines import shown_json
 
 from sluice_runtime.server.content import type_of
 from sluice_runtime.server.fields import RequestModel

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from sluice_contract.http_errors import shown, shown_json
+from sluice_contract.log_lines import shown, shown_json
 
 from sluice_runtime.errors import GrammarError, InvalidRequestError
 from sluice_runtime.server.protocol import ChatRequest

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from llguidance import regex_to_lark
-from sluice_contract.http_errors import shown_json
+from sluice_contract.log_lines import shown_json
 
 from sluice_runtime.errors import GrammarError
 from sluice_runtime.grammar.constraint import json_rule

@@ -1,0 +1,161 @@
+"""Decides which running requests go back to the queue.
+
+Requests go back because the pages of the next decode step are not there (retraction, which compares
+pages with pages), or for a request that is far more urgent (preemption). Preemption takes the
+lowest priority first, of equal ones the newest: all that must go for the urgent one to be admitted,
+or none. A request is preempted once at most, so that urgent ones cannot keep it from ever ending.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from sluice_runtime.scheduler.admission import AdmitResult, PrefillAdder
+from sluice_runtime.scheduler.admission_bounds import (
+    PrefillHeadroom,
+    Unlocking,
+)
+from sluice_runtime.scheduler.policies import PREEMPTING
+from sluice_runtime.scheduler.prefix_cache import Match
+from sluice_runtime.scheduler.request import Request, lock_of, rows_needing_page
+from sluice_runtime.scheduler.request_table import reserved_tokens
+from sluice_runtime.scheduler.settings import SchedulerSettings
+
+if TYPE_CHECKING:
+    pass
+
+PREEMPTED: Final = "Preempted"
+"""Reason of a plan that makes room for an urgent request; no page is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetractionPlan:
+    """Requests to send back, in order. `stuck`: the last one, which cannot run even then."""
+
+    victims: tuple[Request, ...] = ()
+    stuck: Request | None = None
+    reason: str = "Fits"
+    message: str = "the pages of the next decode step are free"
+
+    @property
+    def needed(self) -> bool:
+        """Whether any request must go."""
+        return bool(self.victims or self.stuck)
+
+    @property
+    def short(self) -> bool:
+        """Whether pages are missing."""
+        return self.needed and self.reason != PREEMPTED
+
+
+def plan_retraction(
+    running: Sequence[Request],
+    prefilling: Request | None,
+    available_pages: int,
+    page_size: int,
+    *,
+    others_hold: bool = False,
+) -> RetractionPlan:
+    """Frees the pages of the next decode step: fewest output tokens go first, then longest input.
+
+    The last running request is kept, and takes the pages of the one that is mid-prefill if it must.
+    Alone and still without room it is stuck; if others hold pages (`others_hold`) that they will
+    give back, it goes back to the queue.
+    """
+    if len(running) <= available_pages:
+        return RetractionPlan()
+    needed_pages = len(rows_needing_page(running, page_size))
+    if needed_pages <= available_pages:
+        return RetractionPlan()
+    message = f"decode needs {needed_pages} pages, {available_pages} are free or cached"
+    order = sorted(running, key=_retraction_order)
+    candidates = [*order[:-1], *([prefilling] if prefilling else [])]
+    victims: list[Request] = []
+    unlocking = Unlocking()
+    for victim in candidates:
+        victims.append(victim)
+        available_pages += len(victim.page_ids) - lock_of(victim).pages
+        available_pages += unlocking.add(lock_of(victim))
+        needed_pages -= victim is not prefilling and len(rows_needing_page([victim], page_size))
+        if needed_pages <= available_pages:
+            return RetractionPlan(tuple(victims), None, "PoolFull", message)
+    if others_hold:
+        return RetractionPlan((*victims, order[-1]), None, "PoolFull", message)
+    return RetractionPlan(tuple(victims), order[-1], "PoolTooSmall", message)
+
+
+def may_preempt(
+    waiting: Iterable[Request], running: Collection[Request], settings: SchedulerSettings
+) -> bool:
+    """Whether any waiting request is urgent enough to preempt a running one."""
+    if settings.policy not in PREEMPTING or not running:
+        return False
+    priorities = [request.priority for request in waiting]
+    if not priorities:
+        return False
+    return any(_preemptible(request, max(priorities), settings) for request in running)
+
+
+def plan_preemption(
+    urgent: Request,
+    match: Match,
+    running: Collection[Request],
+    headroom: PrefillHeadroom,
+    settings: SchedulerSettings,
+    ratio: float,
+    adder_in: Callable[[PrefillHeadroom], PrefillAdder],
+) -> RetractionPlan:
+    """The victims that must go for `urgent` to be admitted; none if it fits `headroom` as it is.
+
+    `match` is its cached prefix, `ratio` the new-token ratio. `adder_in` makes the adder of this
+    step with some headroom, after the prompt that was cut has its share.
+    """
+
+    def admits(headroom: PrefillHeadroom) -> bool:
+        adder = adder_in(headroom)
+        return not adder.closed and adder.add(urgent, match) is AdmitResult.CONTINUE
+
+    if admits(headroom):
+        return RetractionPlan()
+    newest_first = reversed(list(running))
+    preemptible = [r for r in newest_first if _preemptible(r, urgent.priority, settings)]
+    preemptible.sort(key=lambda r: (r.priority, -(r.started_seconds or 0.0)))
+    headrooms = _headrooms(preemptible, Unlocking(match), headroom, settings, ratio)
+    for count, larger in enumerate(headrooms, start=1):
+        if admits(larger):
+            message = f"{urgent.request_id} has priority {urgent.priority}"
+            return RetractionPlan(tuple(preemptible[:count]), None, PREEMPTED, message)
+    return RetractionPlan()
+
+
+def _retraction_order(request: Request) -> tuple[int, int]:
+    known = len(request.token_ids)
+    return known - request.prompt_tokens, -known
+
+
+def _preemptible(request: Request, priority: int, settings: SchedulerSettings) -> bool:
+    return not request.preempted and priority - request.priority > settings.priority_threshold
+
+
+def _headrooms(
+    victims: Collection[Request],
+    unlocking: Unlocking,
+    headroom: PrefillHeadroom,
+    settings: SchedulerSettings,
+    ratio: float,
+) -> Iterator[PrefillHeadroom]:
+    """The headroom when the first victim is gone, then the first two, and so on."""
+    for victim in victims:
+        lock = lock_of(victim)
+        pages = len(victim.page_ids) - lock.pages + unlocking.add(lock)
+        pages += len(rows_needing_page([victim], settings.page_size))
+        headroom = replace(
+            headroom,
+            available_pages=headroom.available_pages + pages,
+            reserved_tokens=headroom.reserved_tokens - reserved_tokens([victim], ratio),
+            decode_rows=max(0, headroom.decode_rows - 1),
+            rows=headroom.rows + 1,
+        )
+        yield headroom
