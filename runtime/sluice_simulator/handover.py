@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
-from sluice_runtime.handover.held_rooms import HeldRooms
 from sluice_runtime.handover.messages import (
     Attested,
     Bootstrap,
@@ -33,6 +32,7 @@ from sluice_runtime.handover.ports import (
     PrefillEvent,
     ReadCounts,
 )
+from sluice_runtime.handover.rooms import HeldRooms
 from sluice_runtime.wire.messages import PrefillEngine
 
 

@@ -19,7 +19,7 @@ from sluice_runtime.handover.hello import DecodeIdentity
 from sluice_runtime.handover.messages import Bootstrap, Cancel, Failed, Finished
 from sluice_runtime.handover.ports import DecodeEvent, FromPrefill, RoomLost
 from sluice_runtime.handover.prefill_link import ClientSettings
-from sluice_runtime.handover.prompt_hash import prompt_hash
+from sluice_runtime.handover.rooms import prompt_hash
 from sluice_runtime.wire.messages import PrefillEngine
 
 from tests.disaggregated.asking import task, text

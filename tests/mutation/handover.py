@@ -218,18 +218,18 @@ HANDOVER_MUTATIONS: Final = (
     ),
     Mutation(
         "prefill: another peer's word attests a room",
-        "held_rooms",
+        "rooms",
         "if self._peers.get(room) != peer:",
         "if room not in self._peers:",
-        ("test_held_rooms",),
+        ("test_rooms",),
         package="handover",
     ),
     Mutation(
         "prefill: a room is attested twice",
-        "held_rooms",
+        "rooms",
         "            del self._peers[room]\n",
         "",
-        ("test_held_rooms",),
+        ("test_rooms",),
         package="handover",
     ),
     Mutation(

@@ -29,10 +29,10 @@ from sluice_runtime.fingerprint import kv_fingerprint
 from sluice_runtime.handover.decode_client import DecodeClient
 from sluice_runtime.handover.decode_role import DecodePorts, DecodeRole
 from sluice_runtime.handover.hello import DecodeIdentity, PrefillIdentity
-from sluice_runtime.handover.limits import HandoverLimits
 from sluice_runtime.handover.prefill_link import ClientSettings
 from sluice_runtime.handover.prefill_role import PrefillPorts, PrefillRole
 from sluice_runtime.handover.prefill_server import PrefillServer, ServerSettings
+from sluice_runtime.handover.rooms import HandoverLimits
 from sluice_runtime.handover.transfer.backend import TransferError
 from sluice_runtime.kv.pool import PagePool
 from sluice_runtime.process.spans import recorder

@@ -22,7 +22,6 @@ from sluice_contract.wire.spans import Attributes, Record, record_part
 
 from sluice_runtime.handover.arrival import Arrival, ArrivalError
 from sluice_runtime.handover.leased_reads import LeasedReads
-from sluice_runtime.handover.limits import HandoverLimits
 from sluice_runtime.handover.messages import (
     Bootstrap,
     Cancel,
@@ -40,8 +39,7 @@ from sluice_runtime.handover.ports import (
     PagesRead,
     RoomLost,
 )
-from sluice_runtime.handover.probe import is_probe
-from sluice_runtime.handover.prompt_hash import prompt_hash
+from sluice_runtime.handover.rooms import HandoverLimits, is_probe, prompt_hash
 from sluice_runtime.process.spans import TRANSFER
 from sluice_runtime.scheduler.batch import FinishedChunk, Preallocated
 from sluice_runtime.scheduler.hand_back import HANDED_BACK

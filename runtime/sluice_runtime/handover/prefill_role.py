@@ -19,7 +19,6 @@ import msgspec
 from sluice_contract.wire.load import HandoverQueues
 from sluice_contract.wire.spans import Record, record_part
 
-from sluice_runtime.handover.limits import HandoverLimits
 from sluice_runtime.handover.messages import (
     Bootstrap,
     Cancel,
@@ -35,8 +34,7 @@ from sluice_runtime.handover.ports import (
     PeerLost,
     PrefillPort,
 )
-from sluice_runtime.handover.probe import is_probe
-from sluice_runtime.handover.prompt_hash import PromptHash, prompt_hash
+from sluice_runtime.handover.rooms import HandoverLimits, PromptHash, is_probe, prompt_hash
 from sluice_runtime.process.spans import PREFILL
 from sluice_runtime.scheduler.batch import FinishedChunk
 from sluice_runtime.scheduler.limits import (

@@ -26,7 +26,6 @@ from sluice_runtime.handover.framing import (
     frame,
     payload_bytes,
 )
-from sluice_runtime.handover.held_rooms import HeldRooms
 from sluice_runtime.handover.hello import (
     PrefillIdentity,
     SeenNonces,
@@ -49,6 +48,7 @@ from sluice_runtime.handover.messages import (
     Refused,
 )
 from sluice_runtime.handover.ports import FromDecode, PeerLost, PrefillEvent
+from sluice_runtime.handover.rooms import HeldRooms
 
 _log = logging.getLogger(__name__)
 _decoder: Final = msgspec.msgpack.Decoder(Bootstrap | ChunkRead | Received | Cancel | Ping)

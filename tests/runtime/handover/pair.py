@@ -20,8 +20,6 @@ from sluice_runtime.engine.report import StepLog
 from sluice_runtime.engine.role import Role
 from sluice_runtime.grammar.waiting import GrammarQueue
 from sluice_runtime.handover.decode_role import DecodePorts, DecodeRole
-from sluice_runtime.handover.held_rooms import HeldRooms
-from sluice_runtime.handover.limits import HandoverLimits
 from sluice_runtime.handover.messages import (
     Attested,
     Bootstrap,
@@ -47,6 +45,7 @@ from sluice_runtime.handover.ports import (
 )
 from sluice_runtime.handover.prefill_role import PrefillPorts, PrefillRole
 from sluice_runtime.handover.publishing import Checksum, HostPublisher, chunk_of
+from sluice_runtime.handover.rooms import HandoverLimits, HeldRooms
 from sluice_runtime.scheduler.kv_allocator import PageAllocator
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import SchedulerSettings

@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import pytest
 from sluice_runtime.errors import EngineUnfitError
-from sluice_runtime.handover.limits import HandoverLimits
 from sluice_runtime.handover.messages import (
     Attested,
     Bootstrap,
@@ -17,6 +16,7 @@ from sluice_runtime.handover.messages import (
     Received,
 )
 from sluice_runtime.handover.ports import PagesRead
+from sluice_runtime.handover.rooms import HandoverLimits
 from sluice_runtime.wire.messages import Generate
 
 from tests.runtime.handover.pair import Pair, ask

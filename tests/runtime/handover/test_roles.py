@@ -8,7 +8,6 @@ import msgspec
 import pytest
 from sluice_contract.cluster.labels import Role
 from sluice_contract.wire.load import HandoverQueues
-from sluice_runtime.handover.limits import HandoverLimits
 from sluice_runtime.handover.messages import (
     Attested,
     Bootstrap,
@@ -18,6 +17,7 @@ from sluice_runtime.handover.messages import (
     Received,
 )
 from sluice_runtime.handover.ports import RoomLost
+from sluice_runtime.handover.rooms import HandoverLimits
 from sluice_runtime.wire.messages import Drain, Generate, Sampling, TakeRole, TokenLogprob
 
 from tests.runtime.handover.pair import Engine, Pair, ask

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sluice_runtime.handover.held_rooms import HeldRooms
 from sluice_runtime.handover.messages import Attested, Received
 from sluice_runtime.handover.ports import FromDecode, FromPrefill
+from sluice_runtime.handover.rooms import HeldRooms
 
 from tests.runtime.handover.conversing import MEMORY, bootstrap, connecting, serving
 

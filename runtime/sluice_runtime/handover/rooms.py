@@ -1,0 +1,84 @@
+"""What both engines mean by a room of the hand-over: its prompt, its deadlines, and whose pages are
+held. Knows no page and no socket."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sluice_runtime.wire.messages import Generate
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverLimits:
+    """Deadlines, in seconds."""
+
+    total_seconds: float = 300.0
+    """Seconds from a request's arrival until it decodes, and of a prefill engine's work for a
+    room."""
+    hold_seconds: float = 60.0
+    """How long a prefill engine keeps the pages of a prompt that is computed."""
+    transfer_seconds: float = 60.0
+    """Seconds from the first token until all pages are read."""
+    attest_seconds: float = 15.0
+    """Seconds from the last page until the prefill engine attests that it held them."""
+    check_seconds: float = 0.5
+    """How often deadlines are looked at."""
+
+
+class PromptHash:
+    """128 bits over tokens that come in chunks, each as four bytes."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.blake2b(digest_size=16)
+
+    def add(self, token_ids: Sequence[int]) -> None:
+        self._digest.update(struct.pack(f"<{len(token_ids)}i", *token_ids))
+
+    def hexdigest(self) -> str:
+        return self._digest.hexdigest()
+
+
+def prompt_hash(token_ids: Sequence[int]) -> str:
+    """`PromptHash` of all tokens of a prompt, in hexadecimal."""
+    whole = PromptHash()
+    whole.add(token_ids)
+    return whole.hexdigest()
+
+
+class HeldRooms:
+    """Rooms whose prompt is computed and whose pages are held. The engine's loop says from when on
+    and until when; the connections' thread may attest it meanwhile, so that no peer waits for the
+    loop's step to end."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._peers: dict[int, int] = {}
+        """Peer that may read each held room."""
+
+    def hold(self, room: int, peer: int) -> None:
+        """Called by the loop: all reads of this room by `peer` are valid until `let_go`."""
+        with self._lock:
+            self._peers[room] = peer
+
+    def let_go(self, room: int) -> None:
+        """Called by the loop before the pages may be used again; unknown rooms are ignored."""
+        with self._lock:
+            self._peers.pop(room, None)
+
+    def attest(self, room: int, peer: int) -> bool:
+        """Called by the connections: whether the pages were held until now; asked once for each
+        room."""
+        with self._lock:
+            if self._peers.get(room) != peer:
+                return False
+            del self._peers[room]
+            return True
+
+
+def is_probe(message: Generate) -> bool:
+    """A token for a token: what /health_generate asks for."""
+    return len(message.prompt_ids) == 1 and message.max_tokens == 1 and message.grammar is None
