@@ -9,13 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import torch
-from sluice_contract.base import ConfigError
 from sluice_contract.config.adapters import LEAST_MAX_LORA_RANK
 from sluice_contract.config.sizing import PlannedConfig, ResolvedConfig
 
 from sluice_runtime.engine.adapter_loading import AdapterLoader
 from sluice_runtime.engine.adapters import AdapterTable
 from sluice_runtime.engine.device import Device, allocation, step_device
+from sluice_runtime.engine.draft_loading import (
+    draft_model,
+    head_drafts,
+    loaded_head,
+    model_drafts,
+    spec_of_head,
+)
 from sluice_runtime.engine.executors import (
     AnnouncingRunner,
     OverlapExecutor,
@@ -45,7 +51,6 @@ from sluice_runtime.engine.sizing.pool_size import (
     tier_pages,
     with_running_requests,
 )
-from sluice_runtime.errors import InvalidConfigError
 from sluice_runtime.grammar.masks import Matchers
 from sluice_runtime.grammar.vocabulary import token_bytes, unusable
 from sluice_runtime.grammar.waiting import CompileThread, GrammarQueue
@@ -55,11 +60,7 @@ from sluice_runtime.layers.rope import LongRope
 from sluice_runtime.model.adapters import adapter_folder, read_adapter_config
 from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.model.files import (
-    DRAFT_KEY,
     ModelFiles,
-    drafts_with_head,
-    of_draft,
-    resolve_draft,
 )
 from sluice_runtime.model.layer_tensors import Placement
 from sluice_runtime.model.load import load_model
@@ -75,13 +76,8 @@ from sluice_runtime.scheduler.settings import HostPages, SchedulerSettings
 from sluice_runtime.wire.messages import PROTOCOL_VERSION, Adapters, EngineReady
 
 if TYPE_CHECKING:
-    from sluice_runtime.engine.draft import DraftModel
-    from sluice_runtime.engine.eagle import EagleDrafts
     from sluice_runtime.engine.host_cache import HostCache
-    from sluice_runtime.model.eagle import EagleHead, HeadSpec
 
-_DRAFT_WEIGHTS: Final = ("draft model weights", "more memory", "the size of the draft model")
-"""What memory is too short for, and what to change."""
 MAX_MASK_THREADS: Final = 8
 """For the rows of one step that have grammars."""
 
@@ -184,42 +180,91 @@ def build_engine(
     hooks = hooks or EngineHooks()
     device = hooks.device or step_device(config.accelerator, group.rank)
     gpu_memory = hooks.device_memory or device_memory(device.place)
-    spec = spec_from(files.config)
-    config = _fitted(config, spec, gpu_memory, group)
-    context = context_length(config, spec.context_length_tokens)
-    placement = _placement(config, context, device, group)
-    of_head = _head_spec(config, spec)
-    draft = _draft_model(config, files, placement)
-    model = _loaded(config, files, placement, gpu_memory, on_read)
-    head = _head(config, of_head, model, placement)
-    compiler = compiler or compiler_of(files, model.spec.vocabulary_size)
-    matchers = Matchers(model.spec.vocabulary_size, min(MAX_MASK_THREADS, processors()))
-    loader = _adapter_loader(config, model, placement, device)
+    site = _Site(files, device, gpu_memory, group, hooks)
+    parts = _load(config, site, on_read)
+    return _assemble(parts, site, group.least(_measured_pages(parts, site)), compiler)
 
-    def pool_of(shape: KvShape, pages: int) -> PagePool:
-        return PagePool(shape, pages, config.page_size, device.place, loaded.draft_kv_shape)
 
-    def runner_over(pool: PagePool) -> Runner:
-        rows = _rows(loaded, pool, device, matchers, loader)
-        return _runner(loaded, pool, rows, device, hooks.on_logits)
+@dataclass(frozen=True)
+class _Site:
+    """Where an engine is built, and what of."""
 
-    loaded = LoadedModel(config, model, context, draft or head)
-    tier = tier_pages(loaded)
-    pages = _pool_pages(loaded, files, gpu_memory, pool_of, runner_over)
-    settings = _settings(loaded, group.least(pages), tier, loader)
-    pool = _allocated_pool(settings, loaded, pool_of)
-    cache = _host_cache(config, settings, pool)  # before grammars are given what the host has left
+    files: ModelFiles
+    device: Device
+    gpu_memory: DeviceMemory | None
+    """None: the pool is planned in the host's memory."""
+    group: Group
+    hooks: EngineHooks
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Parts of an engine that are there before its pool."""
+
+    loaded: LoadedModel
+    placement: Placement
+    device: Device
+    matchers: Matchers
+    adapters: AdapterLoader | None
+    on_logits: OnLogits | None
+
+    def pool(self, shape: KvShape, pages: int) -> PagePool:
+        page_size, draft = self.loaded.config.page_size, self.loaded.draft_kv_shape
+        return PagePool(shape, pages, page_size, self.device.place, draft)
+
+    def runner(self, pool: PagePool) -> Runner:
+        """A runner over `pool`, with rows of its own."""
+        rows = _rows(self.loaded, pool, self.device, self.matchers, self.adapters)
+        return _runner(self.loaded, pool, rows, self.device, self.on_logits)
+
+
+def _load(config: PlannedConfig, site: _Site, on_read: OnRead) -> _Parts:
+    spec = spec_from(site.files.config)
+    sized = _fitted(config, spec, site.gpu_memory, site.group)
+    context = context_length(sized, spec.context_length_tokens)
+    placement = _placement(sized, context, site.device, site.group)
+    of_head = spec_of_head(sized, spec)
+    draft = draft_model(sized, site.files, placement)
+    model = _loaded(sized, site.files, placement, site.gpu_memory, on_read)
+    head = loaded_head(sized, of_head, model, placement)
+    return _Parts(
+        LoadedModel(sized, model, context, draft or head),
+        placement,
+        site.device,
+        Matchers(model.spec.vocabulary_size, min(MAX_MASK_THREADS, processors())),
+        _adapter_loader(sized, model, placement, site.device),
+        site.hooks.on_logits,
+    )
+
+
+def _measured_pages(parts: _Parts, site: _Site) -> int:
+    """Pages of this rank's pool: in a GPU's memory, or in the host's beside what grammars need."""
+    if site.gpu_memory is not None:
+        return pages_in_device_memory(parts.loaded, site.gpu_memory, parts.pool, parts.runner)
+    grammar_bytes = GRAMMAR_BYTES if unusable(site.files) is None else 0
+    return pages_in_host_memory(parts.loaded, grammar_bytes)
+
+
+def _assemble(parts: _Parts, site: _Site, pages: int, compiler: CompileThread | None) -> Engine:
+    """The engine with a pool of `pages`."""
+    loaded, model, gpu_memory = parts.loaded, parts.loaded.model, site.gpu_memory
+    compiler = compiler or compiler_of(site.files, model.spec.vocabulary_size)
+    settings = _settings(loaded, pages, tier_pages(loaded), parts.adapters)
+    pool = _allocated_pool(settings, parts)
+    # Before grammars are given what the host has left.
+    cache = _host_cache(loaded.config, settings, pool)
+    held_as = _held_as(parts.placement, model)
     return Engine(
         settings=settings,
-        scheduler=_scheduler(settings, pool, hooks, loader),
-        runner=runner_over(pool),
-        device=device,
+        scheduler=_scheduler(settings, pool, site.hooks, parts.adapters),
+        runner=parts.runner(pool),
+        device=site.device,
         pool=pool,
-        grammars=GrammarQueue(compiler, matchers, live_grammars(gpu_memory)),
+        grammars=GrammarQueue(compiler, parts.matchers, live_grammars(gpu_memory)),
         grammar_compiler=compiler,
         model=model,
-        weights=weights_digest(files, config.seed, _name(model.dtype), _held_as(placement, model)),
-        adapters=loader,
+        weights=weights_digest(site.files, loaded.config.seed, _name(model.dtype), held_as),
+        adapters=parts.adapters,
         host_cache=cache,
         available_bytes=(gpu_memory.read() if gpu_memory else host.memory()).available,
     )
@@ -270,9 +315,9 @@ def _runner(
     """With what drafts for it, a head or a model."""
     draft = loaded.draft
     if draft is None or isinstance(draft, Decoder):
-        drafts = _drafts(draft, pool, rows, device)
+        drafts = model_drafts(draft, pool, rows, device)
         return Runner(loaded.model, pool, rows, device, on_logits, drafts)
-    follows = _head_drafts(loaded.config, draft, pool, rows, device)
+    follows = head_drafts(loaded.config, draft, pool, rows, device)
     runner = Runner(loaded.model, pool, rows, device, on_logits, follows)
     if follows is not None:
         runner.follow_with(follows)
@@ -299,26 +344,11 @@ def _host_cache(
     return HostCache(pool, settings.host_pages, config.host_cache_folder)
 
 
-def _pool_pages(
-    loaded: LoadedModel,
-    files: ModelFiles,
-    gpu_memory: DeviceMemory | None,
-    pool_of: Callable[[KvShape, int], PagePool],
-    runner_over: Callable[[PagePool], Runner],
-) -> int:
-    """Pages of this rank's pool: in a GPU's memory, or in the host's beside what grammars need."""
-    if gpu_memory is not None:
-        return pages_in_device_memory(loaded, gpu_memory, pool_of, runner_over)
-    return pages_in_host_memory(loaded, GRAMMAR_BYTES if unusable(files) is None else 0)
-
-
-def _allocated_pool(
-    settings: SchedulerSettings, loaded: LoadedModel, pool_of: Callable[[KvShape, int], PagePool]
-) -> PagePool:
-    tokens = settings.limits.kv_pool_tokens
+def _allocated_pool(settings: SchedulerSettings, parts: _Parts) -> PagePool:
+    tokens, loaded = settings.limits.kv_pool_tokens, parts.loaded
     size = f"{tokens} tokens of {loaded.bytes_per_token} bytes"
     with allocation("KV pool", size, "kvPoolTokens or memoryPercent"):
-        return pool_of(loaded.kv_shape, tokens // settings.page_size)
+        return parts.pool(loaded.kv_shape, tokens // settings.page_size)
 
 
 def _scheduler(
@@ -345,76 +375,6 @@ def _loaded(
     with allocation("model weights", "more memory", "the size of the model"):
         dtype, backend = config.dtype, config.attention_backend
         return load_model(files, dtype, config.seed, backend, placement, on_read)
-
-
-def _draft_model(config: ResolvedConfig, files: ModelFiles, placement: Placement) -> Decoder | None:
-    """On the same ranks as the model of `files`; None: no model of its own drafts."""
-    draft = resolve_draft(config)
-    if draft is None or drafts_with_head(config):
-        return None
-    if allowed := _vocabularies_differ(files, draft):
-        raise InvalidConfigError(str(ConfigError(DRAFT_KEY, draft.uri, allowed)))
-    placement = replace(placement, slots=None)
-    with allocation(*_DRAFT_WEIGHTS), of_draft():
-        dtype, backend = config.dtype, config.attention_backend
-        return load_model(draft, dtype, config.seed, backend, placement)
-
-
-def _head_spec(config: ResolvedConfig, target: ModelSpec) -> HeadSpec | None:
-    """Spec of the head that drafts, before the model is read; None: no head drafts."""
-    draft = resolve_draft(config)
-    if draft is None or not drafts_with_head(config):
-        return None
-    from sluice_runtime.model.eagle import head_spec  # as below: where a head drafts alone
-
-    return head_spec(draft, target)
-
-
-def _head(
-    config: ResolvedConfig, spec: HeadSpec | None, model: Decoder, placement: Placement
-) -> EagleHead | None:
-    if spec is None:
-        return None
-    from sluice_runtime.model.eagle import load_head
-
-    with allocation(*_DRAFT_WEIGHTS):
-        return load_head(spec, model, placement.device, config.attention_backend)
-
-
-def _head_drafts(
-    config: ResolvedConfig, head: EagleHead, pool: PagePool, rows: RowState, device: Device
-) -> EagleDrafts | None:
-    if pool.draft is None or config.speculation is None:
-        return None
-    from sluice_runtime.engine.draft import DraftDraws
-    from sluice_runtime.engine.eagle import EagleDrafts
-
-    draws = DraftDraws(rows.sampling, rows.matchers, device)
-    return EagleDrafts(head, pool.draft, rows.table, draws, device, config.speculation.tokens)
-
-
-def _vocabularies_differ(files: ModelFiles, draft: ModelFiles) -> str | None:
-    """What a draft model has to have, if it has not. Tokens are compared where both tokenizers are
-    known."""
-    size, own = (spec_from(model_files.config).vocabulary_size for model_files in (files, draft))
-    if own != size:
-        return f"a model with the model's vocabulary of {size} tokens (it has {own})"
-    if unusable(files) or unusable(draft):
-        return None
-    tokens = zip(token_bytes(files, size), token_bytes(draft, size), strict=True)
-    differs = next((i for i, (token, other) in enumerate(tokens) if token != other), None)
-    return None if differs is None else f"a model with the model's tokens ({differs} is another)"
-
-
-def _drafts(
-    draft: Decoder | None, pool: PagePool, rows: RowState, device: Device
-) -> DraftModel | None:
-    if draft is None or pool.draft is None:
-        return None
-    from sluice_runtime.engine.draft import DraftDraws, DraftModel  # where a model drafts alone
-
-    draws = DraftDraws(rows.sampling, rows.matchers, device)
-    return DraftModel(draft, pool.draft, rows.table, draws, device)
 
 
 def _slots(config: ResolvedConfig, context_tokens: int) -> SlotShape | None:
