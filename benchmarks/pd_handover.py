@@ -22,7 +22,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from sluice_contract.cluster.labels import Role as EngineRole
+from sluice_contract.cluster.labels import Role
 from sluice_contract.config.engine import EngineConfig
 from sluice_contract.config.kv_transfer import KvTransfer
 from sluice_runtime.engine.build import build_engine
@@ -30,7 +30,7 @@ from sluice_runtime.engine.executors import Executor, PendingResult
 from sluice_runtime.engine.handover import started_role
 from sluice_runtime.engine.loop import EngineLoop, Pipeline
 from sluice_runtime.engine.report import StepLog
-from sluice_runtime.engine.role import Role
+from sluice_runtime.engine.role import EngineRole
 from sluice_runtime.engine.sizing.plan import resolved
 from sluice_runtime.engine.warm_up import warm_up
 from sluice_runtime.model.files import resolve
@@ -60,7 +60,7 @@ class Watched:
 
     def __init__(
         self,
-        role: Role,
+        role: EngineRole,
         scheduler: Scheduler,
         executor: Executor,
         tell: Callable[[str, float], None],
@@ -99,7 +99,7 @@ def engine(
     """A loop in a thread."""
     settings = {
         "model": {"uri": str(folder)},
-        "role": EngineRole(role),
+        "role": Role(role),
         "kv_pool_tokens": 2 * CONTEXT,
         "chunk_size": CHUNK,
         "threads": 1,

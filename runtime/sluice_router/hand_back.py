@@ -78,7 +78,7 @@ class UnansweredRequests:
 
 
 @dataclass(frozen=True)
-class HandBack:
+class HandBackCall:
     """One call to an engine, for requests of this router."""
 
     queue: EngineState
@@ -113,10 +113,10 @@ def plan_hand_backs(
     requests: Iterable[Unanswered],
     look: Look,
     not_asked: Collection[str] = (),
-) -> list[HandBack]:
+) -> list[HandBackCall]:
     """Calls to engines, each for some requests. `not_asked`: keys of engines that get none."""
     waiting = _by_engine(requests, look.now)
-    calls: list[HandBack] = []
+    calls: list[HandBackCall] = []
     named = set[Unanswered]()
     for role in (Role.MIXED, Role.DECODE, Role.PREFILL) if waiting else ():
         places = [engine for engine in engines if engine.role is role]
@@ -143,7 +143,7 @@ def _of_role(
     look: Look,
     not_asked: Collection[str],
     named: Collection[Unanswered],
-) -> Iterator[HandBack]:
+) -> Iterator[HandBackCall]:
     queues, rooms = _queues_and_rooms(places, waiting, look)
     others = {key: engine for engine in places if (key := engine.key) in rooms}
     for queue in sorted(queues, key=lambda queue: -queue.length):
@@ -233,7 +233,7 @@ def _take(rooms: dict[str, int], free: Mapping[str, int], count: int) -> None:
 
 def _calls(
     queue: EngineState, requests: Sequence[Unanswered], most: int, role: Role
-) -> Iterator[HandBack]:
+) -> Iterator[HandBackCall]:
     """One call, or of those that wait for a prefill engine one to each of their decode engines."""
     by_engine = defaultdict[str, list[Unanswered]](list)
     for request in requests:
@@ -244,7 +244,7 @@ def _calls(
         left -= part
         if part:
             engine = queue if role is not Role.PREFILL else those[0].target.engine
-            yield HandBack(queue, engine, tuple(those[:MAX_HAND_BACK]), part, role)
+            yield HandBackCall(queue, engine, tuple(those[:MAX_HAND_BACK]), part, role)
 
 
 class _Answer(msgspec.Struct):
@@ -286,7 +286,7 @@ class HandBacks:
             task.cancel()
         await asyncio.gather(*self._running.values(), return_exceptions=True)
 
-    async def _ask(self, call: HandBack) -> None:
+    async def _ask(self, call: HandBackCall) -> None:
         for request in call.requests:
             request.waits_for = call.waits_for
         body = {

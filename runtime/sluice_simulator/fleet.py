@@ -15,8 +15,7 @@ from functools import partial
 from typing import Final
 
 from sluice_contract.cluster.labels import Role
-from sluice_runtime.engine.role import MixedRole
-from sluice_runtime.engine.role import Role as EngineRole
+from sluice_runtime.engine.role import EngineRole, MixedRole
 from sluice_runtime.handover.decode_role import DecodePorts, DecodeRole
 from sluice_runtime.handover.prefill_role import PrefillPorts, PrefillRole
 from sluice_runtime.handover.publishing import HostPublisher
@@ -73,7 +72,7 @@ class NoGrammars:
 
 
 @dataclass(frozen=True, slots=True)
-class PendingStep:
+class FleetStep:
     """A batch that was given to the device."""
 
     batch: Batch
@@ -102,7 +101,7 @@ class FleetEngine:
         self._seconds_per_token = pool.cost.coefficients.token
         self._record = record
         self._on_delta = on_delta
-        self._pending: PendingStep | None = None
+        self._pending: FleetStep | None = None
         self._woken = False
         self.role_name = pool.role
         self.number = number
@@ -154,7 +153,7 @@ class FleetEngine:
         if (batch := self._scheduler.next_batch(now)) is None:
             return
         tokens, seconds = self._device.run(batch)
-        self._pending = PendingStep(batch, tokens, seconds, now)
+        self._pending = FleetStep(batch, tokens, seconds, now)
         self._calendar.at(now + seconds, self._land)
 
     def _land(self) -> None:

@@ -52,7 +52,7 @@ class Replayed:
 
 
 @dataclass(frozen=True, slots=True)
-class PendingStep:
+class ReplayedStep:
     """A batch that was given to the device."""
 
     batch: Batch
@@ -81,7 +81,7 @@ class Replay:
         self._options = options
         self._most_at_once = settings.max_running_requests if options.static else None
         self._record = Record(trace.requests, options.sample_seconds)
-        self._pending: deque[PendingStep] = deque()
+        self._pending: deque[ReplayedStep] = deque()
         self._free_seconds = 0.0
         """Time at which the device has nothing more to do."""
         self._arrived = 0
@@ -131,7 +131,7 @@ class Replay:
         if seconds:
             self._now += self._device.host_seconds
         self._free_seconds = max(self._now, self._free_seconds) + seconds
-        self._pending.append(PendingStep(batch, tokens, seconds, planned, self._free_seconds))
+        self._pending.append(ReplayedStep(batch, tokens, seconds, planned, self._free_seconds))
         return batch
 
     def _land(self) -> None:

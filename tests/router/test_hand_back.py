@@ -22,7 +22,7 @@ from sluice_router.engines import Endpoint, EngineState, Phase, ReceivedReport
 from sluice_router.hand_back import (
     MAX_MOVES,
     MIN_WAIT_SECONDS,
-    HandBack,
+    HandBackCall,
     Look,
     Unanswered,
     plan_hand_backs,
@@ -67,7 +67,7 @@ def at(target: Target, count: int, waited: float = 2.0, moved: int = 0) -> list[
 
 def plan(
     engines: Sequence[EngineState], requests: Sequence[Unanswered], drawn: float = 0.0
-) -> list[HandBack]:
+) -> list[HandBackCall]:
     return plan_hand_backs(engines, requests, Look(NOW, 5.0, 1.0, lambda: drawn))
 
 

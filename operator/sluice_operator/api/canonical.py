@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from sluice_contract.config.host_cache import HostCache, HostCacheDisk
+from sluice_contract.config.host_cache import HostCacheDisk, HostCacheSettings
 
 from sluice_operator.api.base import LEFT_OUT, Resources
 from sluice_operator.api.engine import CacheSpec, EngineSpec, ModelSpec
@@ -53,7 +53,7 @@ _LEFT_OUT: Final[dict[type[BaseModel], dict[str, Any]]] = {
 _AMOUNTS: Final[dict[type[BaseModel], tuple[str, ...]]] = {
     CacheSpec: ("size",),
     EmptyDirVolume: ("size_limit",),
-    HostCache: ("memory",),
+    HostCacheSettings: ("memory",),
     HostCacheDisk: ("size",),
     Resources: ("requests", "limits"),
 }

@@ -11,7 +11,7 @@ from typing import ClassVar, Final
 from pydantic import Field
 from sluice_contract.cluster.labels import Role
 from sluice_contract.cluster.ports import ENGINE_METRICS
-from sluice_contract.config.host_cache import HostCache
+from sluice_contract.config.host_cache import HostCacheSettings
 
 from sluice_operator.api.adapters import MAX_CLAIMS
 from sluice_operator.api.base import (
@@ -197,7 +197,7 @@ class EnginePoolSpec(ApiModel):
         max_length=64,
         description="Annotation of the pods: another text replaces them, one after the other.",
     )
-    host_cache: HostCache | None = Field(
+    host_cache: HostCacheSettings | None = Field(
         default=None, description="Memory and disk of the engine's host cache."
     )
     accelerator: AcceleratorSpec | None = Field(

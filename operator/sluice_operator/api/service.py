@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final, Literal
 from pydantic import Field, field_validator
 from pydantic.alias_generators import to_snake
 from sluice_contract.cluster.labels import Role
-from sluice_contract.config.host_cache import HostCache
+from sluice_contract.config.host_cache import HostCacheSettings
 from sluice_contract.config.kv_transfer import KvTransfer
 from sluice_contract.config.speculation import SpeculationSettings
 
@@ -329,7 +329,7 @@ class InferenceServiceSpec(ApiModel):
         speculation = self.speculation(role)
         return speculation.draft.uri if speculation and speculation.draft else None
 
-    def host_cache(self, role: Role) -> HostCache | None:
+    def host_cache(self, role: Role) -> HostCacheSettings | None:
         """Where engines of a role keep what they evict; decode engines evict no prompts."""
         return None if role is Role.DECODE else self.engine_of(role).host_cache
 

@@ -14,7 +14,7 @@ from sluice_operator.apply.applier import Applier, Outcome, Refused
 from sluice_operator.apply.drift_events import repair_events
 from sluice_operator.apply.events import EventRecorder
 from sluice_operator.apply.plan import Event, Identity, Plan
-from sluice_operator.apply.status import Pace, Reporter, StatusGauges
+from sluice_operator.apply.status import Reporter, StatusGauges, WritePace
 from sluice_operator.clock import Clock, sooner
 from sluice_operator.informer.keys import Key
 from sluice_operator.kube.client import ApiClient
@@ -150,5 +150,5 @@ class Executor:
 def executor(client: ApiClient, clock: Clock, instance: str, gauges: StatusGauges) -> Executor:
     """An executor that writes through `client`; events name `instance` as their source."""
     applier = Applier(client, clock)
-    reporter = Reporter(applier, EventRecorder(client, clock, instance), gauges, Pace(clock))
+    reporter = Reporter(applier, EventRecorder(client, clock, instance), gauges, WritePace(clock))
     return Executor(applier, reporter, clock)

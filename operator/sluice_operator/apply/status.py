@@ -30,7 +30,7 @@ class StatusGauges(Protocol):
     def forget(self, key: Key) -> None: ...
 
 
-class Pace:
+class WritePace:
     """How often the status of an object is written for a change of counts alone."""
 
     def __init__(self, clock: Clock) -> None:
@@ -61,7 +61,7 @@ class Reporter:
     applier: Applier
     recorder: EventRecorder
     gauges: StatusGauges
-    pace: Pace
+    pace: WritePace
 
     async def report(
         self,

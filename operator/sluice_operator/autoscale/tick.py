@@ -32,7 +32,7 @@ QUIET_SECONDS: Final = 120.0
 """How long a service without requests is not looked at; the first request ends it."""
 
 
-class Journals(Protocol):
+class TickJournals(Protocol):
     """Keeps what was seen and decided."""
 
     def add(self, key: Key, live: Manifest, settings: Settings, tick: Tick) -> None: ...
@@ -70,7 +70,7 @@ class ScalingTick:
     query: LoadQuery
     carry_out: CarryOut
     record: Record
-    journals: Journals
+    journals: TickJournals
     decided: Callable[[Decision], None]
     """Counts decisions."""
     changed: Callable[[Key], None]

@@ -36,7 +36,7 @@ from sluice_contract.config.accelerators import (
     Accelerator,
 )
 from sluice_contract.config.adapters import AdapterRefs
-from sluice_contract.config.host_cache import HostCache
+from sluice_contract.config.host_cache import HostCacheSettings
 from sluice_contract.config.kv_transfer import KvTransfer
 from sluice_contract.config.server import ServerSettings
 from sluice_contract.config.speculation import SpeculationSettings
@@ -267,7 +267,7 @@ class EngineSettings(ContractModel):
         description="Drafts tokens, verifies several in one step; answers stay the same. Left "
         "out: off. Not read by prefill engines.",
     )
-    host_cache: HostCache | None = Field(
+    host_cache: HostCacheSettings | None = Field(
         default=None,
         description="Keeps evicted prefixes in the host's memory and on its disk. Left out: off. "
         "Not read by decode engines.",

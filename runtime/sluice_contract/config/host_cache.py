@@ -59,7 +59,7 @@ class HostCacheDisk(ContractModel):
     size: ByteSize = Field(description="Such as 500Gi.")
 
 
-class HostCache(ContractModel):
+class HostCacheSettings(ContractModel):
     """Prefixes that the device's cache evicts, in the host's memory and on its disk."""
 
     memory: ByteSize = Field(description="Beside the container's other memory, e.g. 64Gi.")

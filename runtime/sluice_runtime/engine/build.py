@@ -30,7 +30,7 @@ from sluice_runtime.engine.executors import (
     SyncExecutor,
     executor_for,
 )
-from sluice_runtime.engine.report import Sizes
+from sluice_runtime.engine.report import StartupSizes
 from sluice_runtime.engine.rows import RowSizes, RowState, allocated_rows
 from sluice_runtime.engine.runner import OnLogits, Runner
 from sluice_runtime.engine.sizing import host
@@ -148,10 +148,10 @@ class Engine:
             return StreamExecutor(runner, ahead=int(overlap))
         return executor_for(runner, overlap=overlap)
 
-    def sizes(self) -> Sizes:
+    def sizes(self) -> StartupSizes:
         """For the start-up line."""
         settings = self.settings
-        return Sizes(
+        return StartupSizes(
             max_total_tokens=settings.limits.kv_pool_tokens,
             chunk_size=settings.chunk_size or -1,
             max_prefill_tokens=settings.max_prefill_tokens,

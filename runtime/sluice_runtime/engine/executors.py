@@ -24,7 +24,7 @@ class StepRunner(Protocol):
         ...
 
 
-class Landing(Protocol):
+class LandingStep(Protocol):
     """The part of `engine.runner.LaunchedStep` that is used here."""
 
     def land(self) -> SampledTokens: ...
@@ -33,7 +33,7 @@ class Landing(Protocol):
 class StepLauncher(StepRunner, Protocol):
     """A runner whose steps need not be waited for."""
 
-    def launch(self, batch: Batch) -> Landing: ...
+    def launch(self, batch: Batch) -> LandingStep: ...
 
 
 class AnnouncingRunner:
@@ -47,7 +47,7 @@ class AnnouncingRunner:
         """See `StepRunner`."""
         return self.launch(batch).land()
 
-    def launch(self, batch: Batch) -> Landing:
+    def launch(self, batch: Batch) -> LandingStep:
         """See `StepLauncher`."""
         self._announce(batch)
         return self._runner.launch(batch)

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from sluice_contract.base import ConfigError
-from sluice_contract.cluster.labels import Role as EngineRole
+from sluice_contract.cluster.labels import Role as Role
 from sluice_contract.config.kv_transfer import KvTransfer
 from sluice_contract.config.sizing import PlannedConfig
 from sluice_contract.wire.handover import Keys
 from sluice_contract.wire.spans import Record
 
-from sluice_runtime.engine.role import MixedRole, Role
+from sluice_runtime.engine.role import EngineRole, MixedRole
 from sluice_runtime.errors import InvalidConfigError, StartupError
 from sluice_runtime.fingerprint import kv_fingerprint
 from sluice_runtime.handover.decode_client import DecodeClient
@@ -31,7 +31,7 @@ from sluice_runtime.handover.decode_role import DecodePorts, DecodeRole
 from sluice_runtime.handover.hello import DecodeIdentity, PrefillIdentity
 from sluice_runtime.handover.prefill_link import ClientSettings
 from sluice_runtime.handover.prefill_role import PrefillPorts, PrefillRole
-from sluice_runtime.handover.prefill_server import PrefillServer, ServerSettings
+from sluice_runtime.handover.prefill_server import BootstrapSettings, PrefillServer
 from sluice_runtime.handover.rooms import HandoverLimits
 from sluice_runtime.handover.transfer.backend import TransferError
 from sluice_runtime.kv.pool import PagePool
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 class Started:
     """Role of the loop, and start message for the API process."""
 
-    role: Role
+    role: EngineRole
     ready: EngineReady
 
 
@@ -72,11 +72,11 @@ def started_role(
     Raises:
         StartupError: one line that names key, value and what is allowed.
     """
-    if config.role is EngineRole.MIXED:
+    if config.role is Role.MIXED:
         yield Started(MixedRole(engine.scheduler), ready)
         return
     kv = config.kv_transfer
-    compose = _prefill if config.role is EngineRole.PREFILL else _decode
+    compose = _prefill if config.role is Role.PREFILL else _decode
     with ExitStack() as stack:
         record = stack.enter_context(recorder(config, "engine"))
         backend = stack.enter_context(_backend(kv))
@@ -132,7 +132,7 @@ def _backend(kv: KvTransfer) -> Iterator[TransferBackend]:
 def _connect(config: PlannedConfig, copiers: Sequence[Socket]) -> Connect:
     from sluice_runtime.engine.pool_transport import DECODE_BLOCKS, PREFILL_BLOCKS, transport_of
 
-    counts = PREFILL_BLOCKS if config.role is EngineRole.PREFILL else DECODE_BLOCKS
+    counts = PREFILL_BLOCKS if config.role is Role.PREFILL else DECODE_BLOCKS
     return partial(transport_of, counts=counts, copiers=copiers)
 
 
@@ -141,7 +141,7 @@ def _prefill(parts: _Parts, stack: ExitStack) -> Started:
     us = PrefillIdentity(**parts.identity, memory=parts.transport.memory)  # type: ignore[arg-type]
     port = parts.kv.bootstrap_port
     try:
-        server = PrefillServer(us, parts.wake, ServerSettings(_host(), port), time.time)
+        server = PrefillServer(us, parts.wake, BootstrapSettings(_host(), port), time.time)
     except OSError as error:
         allowed = f"a port that is free on {_host()} ({error.strerror})"
         wrong = ConfigError("kvTransfer.bootstrapPort", port, allowed)

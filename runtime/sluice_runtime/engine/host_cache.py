@@ -29,7 +29,7 @@ from sluice_contract.base import ConfigError
 from torch import Tensor
 
 from sluice_runtime.engine.device import allocation
-from sluice_runtime.engine.executors import Landing, StepLauncher
+from sluice_runtime.engine.executors import LandingStep, StepLauncher
 from sluice_runtime.errors import InvalidConfigError
 from sluice_runtime.kv.host_blocks import Move, PoolCopies
 from sluice_runtime.kv.pool import PagePool, zeros
@@ -274,7 +274,7 @@ class HostCacheRunner:
         """See `StepRunner`."""
         return self.launch(batch).land()
 
-    def launch(self, batch: Batch) -> Landing:
+    def launch(self, batch: Batch) -> LandingStep:
         """See `StepLauncher`."""
         self._cache.begin(batch)
         return _CopyingStep(self._runner.launch(batch), batch, self._cache)
@@ -283,7 +283,7 @@ class HostCacheRunner:
 class _CopyingStep:
     """A step whose results also report copies."""
 
-    def __init__(self, step: Landing, batch: Batch, cache: HostCache) -> None:
+    def __init__(self, step: LandingStep, batch: Batch, cache: HostCache) -> None:
         self._step = step
         self._wait_seconds = IDLE_SECONDS if batch.mode is ForwardMode.IDLE else 0.0
         self._cache = cache

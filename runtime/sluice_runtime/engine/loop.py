@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from sluice_contract.cluster.labels import Role as EngineRole
+from sluice_contract.cluster.labels import Role as Role
 
 from sluice_runtime.engine.executors import Executor, PendingResult
 from sluice_runtime.engine.outbox import STEP_LIMIT_SECONDS, HeartbeatThread, Outbox
 from sluice_runtime.engine.report import Now, Pace, StepLog, figures_from, load_from
-from sluice_runtime.engine.role import LAME_DUCK_SECONDS, MixedRole, Role
+from sluice_runtime.engine.role import LAME_DUCK_SECONDS, EngineRole, MixedRole
 from sluice_runtime.grammar.waiting import GrammarQueue
 from sluice_runtime.scheduler.batch import Batch, ForwardMode
 from sluice_runtime.scheduler.scheduler import Scheduler
@@ -107,7 +107,7 @@ class PendingStep:
 class RoleChange:
     """Pending change to another role, once what the engine has begun has ended."""
 
-    role: EngineRole
+    role: Role
     refuses_from: float
     """Time from which new requests are refused; until then routers that do not know of the change
     may send some."""
@@ -123,7 +123,7 @@ class EngineLoop:
         pipeline: Pipeline,
         log: Callable[[Pace], StepLog],
         clock: Clock | None = None,
-        role: Role | None = None,
+        role: EngineRole | None = None,
         adapters: AdapterSource | None = None,
     ) -> None:
         self._link = link
@@ -153,7 +153,7 @@ class EngineLoop:
         )
         self._known_load = self._load_now()
 
-    def run(self, stopping: Callable[[], bool]) -> EngineRole | None:
+    def run(self, stopping: Callable[[], bool]) -> Role | None:
         """Steps until `stopping()`, which is called between steps and once a second while idle.
         Also ends when another role can be taken, and returns that."""
         with self._heartbeat.running():

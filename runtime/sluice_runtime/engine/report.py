@@ -205,7 +205,7 @@ def marginal_rate(pace: Pace, token_seconds: float | None) -> float | None:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class StartupSizes:
     """The numbers in the start-up line."""
 
     max_total_tokens: int
@@ -216,7 +216,7 @@ class Sizes:
     available_bytes: int
 
 
-def startup_line(sizes: Sizes) -> str:
+def startup_line(sizes: StartupSizes) -> str:
     return (
         f"max_total_num_tokens={sizes.max_total_tokens}, chunked_prefill_size={sizes.chunk_size}, "
         f"max_prefill_tokens={sizes.max_prefill_tokens}, "

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, Protocol
 
-from sluice_contract.cluster.labels import Role as EngineRole
+from sluice_contract.cluster.labels import Role as Role
 from sluice_contract.wire.load import HandoverQueues
 
 from sluice_runtime.scheduler.batch import FinishedChunk
@@ -20,7 +20,7 @@ LAME_DUCK_SECONDS: Final = 3.0
 """Time for which a prefill engine that is to end takes new rooms: until routers know."""
 
 
-class Role(Protocol):
+class EngineRole(Protocol):
     """Hooks that the loop calls between steps, in this order; no method waits."""
 
     @property
@@ -96,7 +96,7 @@ class MixedRole:
         """Does nothing: no other engine knows of the request."""
 
     def hand_back(self, message: HandBack, now: float) -> int:
-        if message.waits_for is not EngineRole.MIXED:
+        if message.waits_for is not Role.MIXED:
             return 0
         return self._scheduler.hand_back(message.requests, message.most, now)
 

@@ -16,7 +16,7 @@ from itertools import chain
 from typing import Final
 
 import msgspec
-from sluice_contract.cluster.labels import Role as EngineRole
+from sluice_contract.cluster.labels import Role
 from sluice_contract.wire.load import HandoverQueues
 from sluice_contract.wire.spans import Attributes, Record, record_part
 
@@ -134,9 +134,9 @@ class DecodeRole:
 
     def hand_back(self, message: HandBack, now: float) -> int:
         """Requests without pages, or those of whose prompt no part was announced."""
-        if message.waits_for is EngineRole.DECODE:
+        if message.waits_for is Role.DECODE:
             return self._scheduler.hand_back(message.requests, message.most, now)
-        if message.waits_for is not EngineRole.PREFILL:
+        if message.waits_for is not Role.PREFILL:
             return 0
         groups = (list(map(self._requests.get, ids)) for ids in message.requests)
         chosen = [g for rooms in groups if (g := _not_begun(rooms))][: message.most]

@@ -56,7 +56,7 @@ Answer = Chunk | Finished | Attested | Failed
 
 
 @dataclass(frozen=True, slots=True)
-class ServerSettings:
+class BootstrapSettings:
     """Where a prefill engine listens, and to how many."""
 
     host: str
@@ -78,7 +78,7 @@ class PrefillServer:
         self,
         us: PrefillIdentity,
         wake: Callable[[], None],
-        settings: ServerSettings,
+        settings: BootstrapSettings,
         unix_seconds: Callable[[], float],
     ) -> None:
         """`wake`: called in another thread when there are events.
@@ -134,7 +134,7 @@ class _Peers:
         us: PrefillIdentity,
         held: HeldRooms,
         put: Callable[[PrefillEvent], None],
-        settings: ServerSettings,
+        settings: BootstrapSettings,
         unix_seconds: Callable[[], float],
     ) -> None:
         self._us = us

@@ -221,7 +221,7 @@ BACKENDS: Final[Mapping[Name, Callable[[torch.device, Prefill], Backend]]] = {
 
 
 @dataclass(frozen=True)
-class Choice:
+class BackendChoice:
     """A backend, and the reason for the choice, for the log."""
 
     backend: Backend
@@ -235,7 +235,7 @@ def choose_backend(
     setting: AttentionBackend = "auto",
     pages: KvCacheDtype = "auto",
     special: str = "",
-) -> Choice:
+) -> BackendChoice:
     """The fastest backend for a model on `device`, or the one that `setting` names; `special`: see
     `Situation`.
 
@@ -244,7 +244,7 @@ def choose_backend(
     """
     here = replace(situation(dtype, head_dim, device, pages), special=special)
     choice = choose_attention(here, setting)
-    return Choice(BACKENDS[choice.name](device, choice.prefill), choice.message)
+    return BackendChoice(BACKENDS[choice.name](device, choice.prefill), choice.message)
 
 
 def situation(

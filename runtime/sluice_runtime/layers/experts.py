@@ -70,7 +70,7 @@ class Router:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ExpertChoice:
     """Experts that the router chose for each token."""
 
     experts: Tensor
@@ -79,13 +79,13 @@ class Choice:
     """Shares [n, k] of the sum, in the type of the tokens."""
 
 
-def chosen(x: Tensor, router: Router) -> Choice:
+def chosen(x: Tensor, router: Router) -> ExpertChoice:
     """The choice for tokens [n, h]; probabilities are computed in float32."""
     probabilities = F.linear(x, router.weight, router.bias).softmax(-1, dtype=torch.float32)
     shares, best = probabilities.topk(router.active, dim=-1)
     if router.renormalised:
         shares = shares / shares.sum(-1, keepdim=True)
-    return Choice(best, shares.to(x.dtype))
+    return ExpertChoice(best, shares.to(x.dtype))
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ MAX_SPILLED: Final = 64
 
 
 @dataclass(slots=True, eq=False)
-class Load:
+class TierLoad:
     """Pages on their way into the pool, behind a locked prefix."""
 
     lock: Lock
@@ -91,10 +91,10 @@ class HostTier:
         self.index = HostIndex(pages)
         self.counts = HostCounts()
         self._saved: list[tuple[int, int]] = []
-        self._begun: list[Load] = []
+        self._begun: list[TierLoad] = []
         self._loading: set[bytes] = set()
         """Digests of pages on their way into the pool."""
-        self._loads: dict[int, tuple[list[Load], float]] = {}
+        self._loads: dict[int, tuple[list[TierLoad], float]] = {}
         """Loads by the step that began them, oldest first, with the time until which requests wait
         for them."""
         self._spilling: dict[int, list[tuple[HostPage, int]]] = {}
@@ -182,7 +182,7 @@ class HostTier:
         """Whether the oldest copies in flight take too long; all others queue behind them."""
         return any(until <= self.now for _, until in islice(self._loads.values(), 1))
 
-    def lock(self, request: Request, match: Match) -> Load:
+    def lock(self, request: Request, match: Match) -> TierLoad:
         """Locks the cached prefix and the tier's pages that continue it; allocates nothing."""
         pages = self._found(request, match.pages)
         for page in pages[::-1]:  # the first ones are dropped last
@@ -190,9 +190,9 @@ class HostTier:
             self.index.touch(page)
         first = match.pages * self._page_size
         key = request.key_of(first, first + len(pages) * self._page_size)
-        return Load(self._cache.lock(match), key, pages)
+        return TierLoad(self._cache.lock(match), key, pages)
 
-    def begin(self, load: Load, page_ids: list[int]) -> None:
+    def begin(self, load: TierLoad, page_ids: list[int]) -> None:
         """Starts copying the load's pages into `page_ids` with the next step; these are leased
         until the copies end."""
         load.page_ids = page_ids
@@ -261,7 +261,7 @@ class HostTier:
                 for page, slot in self._spilling.pop(copies.step):
                     self._moved(page, slot, bad=slot in bad)
 
-    def _loaded(self, load: Load, bad: frozenset[int]) -> None:
+    def _loaded(self, load: TierLoad, bad: frozenset[int]) -> None:
         """Adds the pages that arrived intact to the tree, up to the first bad one."""
         good = next((n for n, page in enumerate(load.pages) if page.slot in bad), len(load.pages))
         for page in load.pages[:good]:
@@ -352,5 +352,5 @@ def _pages_before(node: Node) -> int:
     return pages
 
 
-def _fence_of(load: Load) -> Fence:
+def _fence_of(load: TierLoad) -> Fence:
     return "load", id(load)

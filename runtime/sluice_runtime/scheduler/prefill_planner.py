@@ -52,7 +52,7 @@ are scored."""
 
 
 @dataclass(frozen=True, slots=True)
-class PendingStep:
+class StepInFlight:
     """A launched step whose results are not in."""
 
     prefill: tuple[PrefillItem, ...]

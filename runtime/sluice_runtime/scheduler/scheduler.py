@@ -38,8 +38,8 @@ from sluice_runtime.scheduler.preallocation import Preallocations
 from sluice_runtime.scheduler.prefill_planner import (
     NO_DRAFTS,
     BatchWriter,
-    PendingStep,
     PrefillPlanner,
+    StepInFlight,
 )
 from sluice_runtime.scheduler.request import (
     Fence,
@@ -79,7 +79,7 @@ class Scheduler:
         self._aborting: list[Request] = []
         self._resumed: list[Request] = []
         """Resumed requests that the runner does not know yet."""
-        self._pending: dict[int, PendingStep] = {}
+        self._pending: dict[int, StepInFlight] = {}
         self._deltas: list[TokenDelta] = []
         self._adapters: Mapping[str, str] = {}
         self._finished_chunks: list[FinishedChunk] = []
@@ -296,7 +296,7 @@ class Scheduler:
         batch = self._writer.write(self._step, starting, plan.items, decode, drafts)
         if verified := drafts.verified:
             decode = [request for request in decode if request not in verified]
-        self._pending[self._step] = PendingStep(plan.items, decode, tuple(verified))
+        self._pending[self._step] = StepInFlight(plan.items, decode, tuple(verified))
         self._kv.launched(self._step)
         self._pacing.launched(batch, plan.budget, now)
         self._counts.admission_reason = plan.reason
@@ -316,7 +316,7 @@ class Scheduler:
 
     # After a batch, and on the way out.
 
-    def _take_in(self, batch: Batch, pending: PendingStep, result: SampledTokens) -> int:
+    def _take_in(self, batch: Batch, pending: StepInFlight, result: SampledTokens) -> int:
         """Takes in the tokens of a step; returns how many drafts answers keep."""
         rows = result.rows()
         for item, extend in zip(pending.prefill, batch.extend_rows, strict=True):
@@ -332,7 +332,7 @@ class Scheduler:
             self._decoded(pending.decode, result.token_ids[first:])
         return accepted_tokens
 
-    def _step_failed(self, pending: PendingStep, error: str) -> None:
+    def _step_failed(self, pending: StepInFlight, error: str) -> None:
         """Ends all requests of the step; nothing that it computed serves others."""
         prefilling = [item.request for item in pending.prefill]
         for request in (*prefilling, *pending.decode, *pending.verify):

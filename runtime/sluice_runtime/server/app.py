@@ -73,8 +73,8 @@ from sluice_runtime.server.responses.models import ResponseAnswer, ResponseEvent
 from sluice_runtime.server.responses.request import ResponsesRequest
 from sluice_runtime.server.responses.translation import plan_response
 from sluice_runtime.server.router_calls import (
+    HandBackHandler,
     HandBackRequest,
-    HandBacks,
     RoleChanger,
     RoleRequest,
 )
@@ -322,7 +322,7 @@ def _engine(service: Service) -> APIRouter:
     """Sluice's own routes that talk to the engine."""
     router = APIRouter()
     check_token = TokenCheck(service.client, service.clocks.monotonic)
-    changer, hand_backs = RoleChanger(service), HandBacks(service)
+    changer, hand_backs = RoleChanger(service), HandBackHandler(service)
 
     @router.post(
         "/abort_request",

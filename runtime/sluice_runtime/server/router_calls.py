@@ -63,7 +63,7 @@ async def _signed_call(
     return parse_body(kind, content)
 
 
-class HandBacks:
+class HandBackHandler:
     """Hands requests back, for one call after the other."""
 
     def __init__(self, service: Service) -> None:

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 from sluice_contract.base import ConfigError
 from sluice_contract.config.engine import parse_engine_config
-from sluice_contract.config.host_cache import HostCache, bytes_of
+from sluice_contract.config.host_cache import HostCacheSettings, bytes_of
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_sizes_are_bytes(written: int | str, size: int) -> None:
 @pytest.mark.parametrize("size", [0, -1, True, "0Gi", "64GB", "1.5Gi", "", "9" * 17, "64 Gi"])
 def test_other_sizes_are_refused(size: object) -> None:
     with pytest.raises(ValidationError, match="bytes such as 64Gi"):
-        HostCache.model_validate({"memory": size})
+        HostCacheSettings.model_validate({"memory": size})
 
 
 def test_a_host_cache_of_a_decode_engine_is_refused_by_its_key() -> None:

@@ -19,7 +19,7 @@ from sluice_runtime.handover.hello import DecodeIdentity, PrefillIdentity
 from sluice_runtime.handover.messages import Bootstrap, Message, ToDecode, ToPrefill
 from sluice_runtime.handover.ports import DecodeEvent, PeerMemory, PrefillEvent
 from sluice_runtime.handover.prefill_link import ClientSettings
-from sluice_runtime.handover.prefill_server import PrefillServer, ServerSettings
+from sluice_runtime.handover.prefill_server import BootstrapSettings, PrefillServer
 from sluice_runtime.wire.messages import PrefillEngine
 
 from tests.runtime.harness import generate
@@ -86,7 +86,7 @@ def serving(
     **settings: Any,
 ) -> Iterator[Server]:
     mail: Mailbox[PrefillEvent] = Mailbox()
-    listening = ServerSettings("127.0.0.1", 0, limits=limits or ConnectionLimits(), **settings)
+    listening = BootstrapSettings("127.0.0.1", 0, limits=limits or ConnectionLimits(), **settings)
     port = PrefillServer(us, mail.woken.set, listening, lambda: now)
     try:
         yield Server(port, mail)

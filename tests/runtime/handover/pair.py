@@ -17,7 +17,7 @@ import msgspec
 from sluice_runtime.engine.executors import executor_for
 from sluice_runtime.engine.loop import Clock, EngineLoop, Pipeline
 from sluice_runtime.engine.report import StepLog
-from sluice_runtime.engine.role import Role
+from sluice_runtime.engine.role import EngineRole
 from sluice_runtime.grammar.waiting import GrammarQueue
 from sluice_runtime.handover.decode_role import DecodePorts, DecodeRole
 from sluice_runtime.handover.messages import (
@@ -81,7 +81,7 @@ class Engine:
         self.runner = FakeRunner(pages, self.settings.page_size)
         self.scheduler = Scheduler(self.settings, PageAllocator(pages, None, self.runner.freed))
 
-    def begin(self, role: Role) -> None:
+    def begin(self, role: EngineRole) -> None:
         """`role` is made from the scheduler."""
         size = self.settings.page_size
         executor = executor_for(self.runner, overlap=self.overlap)

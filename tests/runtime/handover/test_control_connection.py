@@ -20,7 +20,7 @@ from sluice_runtime.handover.messages import (
 )
 from sluice_runtime.handover.ports import FromDecode, FromPrefill, PeerLost, PrefillEvent, RoomLost
 from sluice_runtime.handover.prefill_link import ClientSettings, PrefillLink
-from sluice_runtime.handover.prefill_server import Answer, PrefillServer, ServerSettings
+from sluice_runtime.handover.prefill_server import Answer, BootstrapSettings, PrefillServer
 
 from tests.patience import PATIENCE_SECONDS
 from tests.runtime.handover.conversing import (
@@ -232,7 +232,7 @@ def test_an_error_in_handling_a_connection_ends_that_one_only() -> None:
         return 1 / 0 if broken else NOW
 
     mail: Mailbox[PrefillEvent] = Mailbox()
-    settings = ServerSettings("127.0.0.1", 0)
+    settings = BootstrapSettings("127.0.0.1", 0)
     port = PrefillServer(PREFILL, mail.woken.set, settings, unix_seconds)
     prefill = Server(port, mail)
     with connecting() as decode:
@@ -276,6 +276,6 @@ def test_calls_after_the_end_are_dropped() -> None:
 
 def test_a_port_that_is_taken_is_refused_at_the_start() -> None:
     with raw_listener() as (_, engine):
-        settings = ServerSettings("127.0.0.1", engine.port)
+        settings = BootstrapSettings("127.0.0.1", engine.port)
         with pytest.raises(OSError, match="in use"):
             PrefillServer(PREFILL, lambda: None, settings, float)

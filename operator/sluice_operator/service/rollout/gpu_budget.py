@@ -31,9 +31,9 @@ from sluice_operator.service.rollout.in_place import plan_in_place, planned
 from sluice_operator.service.rollout.lent_gpus import with_lent_gpus
 from sluice_operator.service.rollout.surge import (
     PoolState,
-    Revision,
     Revisions,
     Rollout,
+    RolloutRevision,
     Shares,
     plan_rollout,
 )
@@ -168,7 +168,7 @@ def _of_engines_that_stay(
     pod. Its Deployment may not be seen to have shrunk; if it were asked for the engine again, it
     would make a new pod."""
 
-    def of_stay(role: Role, revision: Revision) -> Revision:
+    def of_stay(role: Role, revision: RolloutRevision) -> RolloutRevision:
         live = counted.get(role, NO_PODS).live.get(revision.name, 0)
         ready = min(revision.ready, revision.replicas, planned(revision), live)
         return replace(revision, ready=ready)

@@ -22,9 +22,9 @@ from sluice_contract.cluster.labels import Role
 
 from sluice_operator.service.rollout.surge import (
     PoolState,
-    Revision,
     Revisions,
     Rollout,
+    RolloutRevision,
     Shares,
     are_complete,
     counts_of,
@@ -61,16 +61,16 @@ def plan_in_place(pools: Pools, stable: Revisions) -> Rollout:
     return Rollout(shares, desired if done else stable, reason, message)
 
 
-def _former(pool: PoolState) -> tuple[Revision, ...]:
+def _former(pool: PoolState) -> tuple[RolloutRevision, ...]:
     return tuple(revision for revision in pool.others if not revision.is_leaving)
 
 
-def _stable_of(pool: PoolState, stable: Revisions) -> Revision | None:
+def _stable_of(pool: PoolState, stable: Revisions) -> RolloutRevision | None:
     """The former revision that was complete last."""
     return next((r for r in _former(pool) if r.name == stable.get(pool.role)), None)
 
 
-def planned(revision: Revision) -> int:
+def planned(revision: RolloutRevision) -> int:
     """Engines by the last plan, which may not be carried out yet."""
     if revision.is_leaving:
         return 0
@@ -82,7 +82,7 @@ def planned_former(pool: PoolState) -> int:
     return sum(map(planned, _former(pool)))
 
 
-def _may_have_failed(revision: Revision) -> bool:
+def _may_have_failed(revision: RolloutRevision) -> bool:
     return revision.is_tried and not revision.is_leaving
 
 
@@ -171,7 +171,7 @@ def _shares(pool: PoolState, former: int, pools: Pools, stable: Revisions) -> Sh
     """The desired revision gets what the former ones leave. Former ready engines with partners are
     kept longest, then those of the last complete revision."""
 
-    def worth(revision: Revision) -> tuple[bool, bool, int, str, str]:
+    def worth(revision: RolloutRevision) -> tuple[bool, bool, int, str, str]:
         partners, is_stable = _partners(revision.fingerprint, pools), revision.name == last
         return partners > 0, is_stable, partners, revision.fingerprint, revision.name
 

@@ -17,7 +17,7 @@ from sluice_contract.cluster.labels import Role
 
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.service.rollout.in_place import Pools, planned, planned_former, work_together
-from sluice_operator.service.rollout.surge import PoolState, Revision, Rollout
+from sluice_operator.service.rollout.surge import PoolState, Rollout, RolloutRevision
 
 INTERRUPTS: Final = "InterruptsService"
 
@@ -47,7 +47,7 @@ def _without_former(pool: PoolState) -> PoolState:
     return replace(pool, others=tuple(others))
 
 
-def _may_be_tried(desired: Revision) -> bool:
+def _may_be_tried(desired: RolloutRevision) -> bool:
     """Whether a revision was not tried yet, or starts and may still come up."""
     return not desired.is_tried or (planned(desired) > 0 and not desired.is_late)
 

@@ -32,7 +32,7 @@ from sluice_operator.manifests.metadata import Owner, note_of
 from sluice_operator.manifests.ownership import is_free, pool_role
 from sluice_operator.service.observe import Children
 from sluice_operator.service.rollout.pairing import fingerprint_of, fingerprint_of_deployment
-from sluice_operator.service.rollout.surge import PoolState, Revision
+from sluice_operator.service.rollout.surge import PoolState, RolloutRevision
 
 
 def pool_state(children: Children, spec: EnginePoolSpec, config_map: Manifest) -> PoolState:
@@ -43,7 +43,7 @@ def pool_state(children: Children, spec: EnginePoolSpec, config_map: Manifest) -
     planned = {name: count for pool in pools for name, count in _planned(pool).items()}
     failed = {name for pool in pools for name in _failed(pool)}
     waiting = {name: count for pool in pools for name, count in _waiting(pool)}
-    revisions: dict[str, Revision] = {}
+    revisions: dict[str, RolloutRevision] = {}
     for item in engine_deployments(children, spec.service_name, pools, spec.role):
         if is_being_deleted(item):
             continue
@@ -55,7 +55,7 @@ def pool_state(children: Children, spec: EnginePoolSpec, config_map: Manifest) -
             stopped=state.stopped or state.name in failed,
             is_leaving=bool(planned) and state.name not in planned,
         )
-    desired = revisions.pop(name, Revision(name, planned=planned.get(name), is_tried=False))
+    desired = revisions.pop(name, RolloutRevision(name, planned=planned.get(name), is_tried=False))
     desired = replace(desired, ready=desired.available, fingerprint=fingerprint_of(config_map))
     return PoolState(spec.role, spec.replicas, desired, tuple(revisions.values()))
 
@@ -123,12 +123,12 @@ def _waiting(pool: Manifest) -> Iterator[tuple[str, int]]:
         yield entry["name"], (entry.get("loading") or 0) + (entry.get("gated") or 0)
 
 
-def _revision(deployment: Manifest, fingerprint: str, waiting: int) -> Revision:
+def _revision(deployment: Manifest, fingerprint: str, waiting: int) -> RolloutRevision:
     spec, status = deployment["spec"], deployment.get("status") or {}
     replicas = spec.get("replicas", 1)
     seen = status.get("observedGeneration", 0) >= deployment["metadata"].get("generation", 0)
     counts = (status.get(key, 0) for key in ("replicas", "updatedReplicas", "availableReplicas"))
-    return Revision(
+    return RolloutRevision(
         name=revision_of(deployment),
         replicas=replicas,
         ready=status.get("readyReplicas", 0),

@@ -31,7 +31,7 @@ Shares = dict[str, int]
 
 
 @dataclass(frozen=True)
-class Revision:
+class RolloutRevision:
     """One revision of a pool, as it is now."""
 
     name: str
@@ -65,8 +65,8 @@ class PoolState:
 
     role: Role
     replicas: int
-    desired: Revision
-    others: tuple[Revision, ...] = ()
+    desired: RolloutRevision
+    others: tuple[RolloutRevision, ...] = ()
     lent: int = 0
     """Engines that it may have in addition to its own for now; negative: engines that it gives
     up."""
@@ -88,7 +88,7 @@ class PoolState:
         return self.replicas == 0 and self.desired.settled and self.desired.replicas == 0
 
     @property
-    def all(self) -> tuple[Revision, ...]:
+    def all(self) -> tuple[RolloutRevision, ...]:
         return (self.desired, *self.others)
 
 
@@ -139,7 +139,7 @@ def desired_pair(pools: tuple[PoolState, ...]) -> bool:
     return len({pool.desired.fingerprint for pool in pools} - {""}) <= 1
 
 
-def _first_shares(pool: PoolState, kept: list[Revision], stopped: bool) -> Shares:
+def _first_shares(pool: PoolState, kept: list[RolloutRevision], stopped: bool) -> Shares:
     """Engines of the desired revision and of the stable one (`kept`)."""
     engines = _desired_engines(pool, stopped) if kept else pool.replicas
     return {pool.desired.name: engines} | {
@@ -157,7 +157,7 @@ def _desired_engines(pool: PoolState, stopped: bool) -> int:
     return min(pool.replicas, max(1, before))
 
 
-def _kept_engines(pool: PoolState, stable: Revision, stopped: bool) -> int:
+def _kept_engines(pool: PoolState, stable: RolloutRevision, stopped: bool) -> int:
     """Engines of the stable revision. `stopped`: the desired one makes no progress. A stable
     revision without engines goes up at once, as nothing serves."""
     before = stable.replicas if stable.planned is None else stable.planned

@@ -25,7 +25,7 @@ from sluice_operator.service.rollout.gpu_budget import (
 )
 from sluice_operator.service.rollout.in_place import plan_in_place
 from sluice_operator.service.rollout.lent_gpus import INTERRUPTS
-from sluice_operator.service.rollout.surge import PoolState, Revision, plan_rollout
+from sluice_operator.service.rollout.surge import PoolState, RolloutRevision, plan_rollout
 
 from tests.operator.examples import NOW, complete, live, pods, service, service_observed
 from tests.operator.examples import pool_observed as observed_pool
@@ -36,7 +36,12 @@ PREFILL, DECODE = Role.PREFILL, Role.DECODE
 def test_no_engine_ends_for_a_successor_whose_gpu_a_lost_node_holds() -> None:
     """Two of four engines are Terminating for ever, and two were made in their place."""
     pools = (
-        PoolState(PREFILL, 4, Revision("b", is_tried=False), (Revision("a", 4, 4, settled=True),)),
+        PoolState(
+            PREFILL,
+            4,
+            RolloutRevision("b", is_tried=False),
+            (RolloutRevision("a", 4, 4, settled=True),),
+        ),
     )
     lost = Budget(4, {PREFILL: 1}, {PREFILL: PodCounts({"a": 4}, 2)})
     plan = plan_within(pools, {PREFILL: "a"}, plan_rollout, lost)
@@ -45,7 +50,7 @@ def test_no_engine_ends_for_a_successor_whose_gpu_a_lost_node_holds() -> None:
     gone = Budget(4, {PREFILL: 1}, {PREFILL: PodCounts({"a": 4}, 0)})
     ends = plan_within(pools, {PREFILL: "a"}, plan_rollout, gone)
     assert ends.shares[PREFILL] == {"b": 0, "a": 3}
-    smaller = (PoolState(PREFILL, 2, Revision("b", is_tried=False), pools[0].others),)
+    smaller = (PoolState(PREFILL, 2, RolloutRevision("b", is_tried=False), pools[0].others),)
     more = Budget(4, {PREFILL: 1}, {PREFILL: PodCounts({"a": 4}, 3)})
     shrunk = plan_within(smaller, {PREFILL: "a"}, plan_in_place, more)
     assert shrunk.shares[PREFILL] == {"b": 0, "a": 2}, "a smaller pool gives its engines back"
@@ -60,8 +65,8 @@ def test_an_engine_that_leaves_is_not_called_back(
     planned: int | None, live: int, draining: int
 ) -> None:
     """The Deployment, as seen so far, still asks for it. Another pod would be one too many."""
-    former = Revision("a", replicas=2, ready=2, available=2, planned=planned)
-    desired = Revision("b", replicas=1, ready=1, available=1)
+    former = RolloutRevision("a", replicas=2, ready=2, available=2, planned=planned)
+    desired = RolloutRevision("b", replicas=1, ready=1, available=1)
     pools = (PoolState(DECODE, 3, desired, (former,)),)
     budget = Budget(3, {DECODE: 1}, {DECODE: PodCounts({"a": live, "b": 1}, draining)})
     plan = plan_within(pools, {DECODE: "a"}, plan_rollout, budget)
@@ -71,8 +76,8 @@ def test_an_engine_that_leaves_is_not_called_back(
 
 def test_a_revision_whose_pods_all_leave_is_not_called_back() -> None:
     """The Deployment has gone, which is not seen yet."""
-    leaving = Revision("a", replicas=2, ready=2, available=2, planned=2, is_leaving=True)
-    desired = Revision("b", replicas=2, ready=1, available=1, planned=2)
+    leaving = RolloutRevision("a", replicas=2, ready=2, available=2, planned=2, is_leaving=True)
+    desired = RolloutRevision("b", replicas=2, ready=1, available=1, planned=2)
     pools = (PoolState(DECODE, 2, desired, (leaving,)),)
     budget = Budget(4, {DECODE: 1}, {DECODE: PodCounts({"b": 2}, 2)})
     assert plan_within(pools, {DECODE: "b"}, plan_rollout, budget).shares == {DECODE: {"b": 2}}
@@ -83,7 +88,7 @@ def test_a_revision_whose_pods_all_leave_is_not_called_back() -> None:
 
 def test_a_pool_that_grows_again_waits_for_its_engine_that_leaves() -> None:
     """The Deployment, as seen so far, has not shrunk yet."""
-    pools = (PoolState(DECODE, 2, Revision("a", 2, 2, planned=1)),)
+    pools = (PoolState(DECODE, 2, RolloutRevision("a", 2, 2, planned=1)),)
     budget = Budget(2, {DECODE: 1}, {DECODE: PodCounts({"a": 1}, 1)})
     plan = plan_within(pools, {DECODE: "a"}, plan_rollout, budget)
     assert plan.shares == {DECODE: {"a": 1}}
@@ -95,8 +100,8 @@ def test_engines_that_are_planned_hold_their_gpus_before_their_deployment_is_see
     seen: int,
 ) -> None:
     pools = (
-        PoolState(PREFILL, 2, Revision("a", 1, 1, planned=1)),
-        PoolState(DECODE, 2, Revision("a", seen, seen, planned=2)),
+        PoolState(PREFILL, 2, RolloutRevision("a", 1, 1, planned=1)),
+        PoolState(DECODE, 2, RolloutRevision("a", seen, seen, planned=2)),
     )
     counted = {PREFILL: PodCounts({"a": 1}, 0), DECODE: PodCounts({"a": seen}, 0)}
     budget = Budget(3, {PREFILL: 1, DECODE: 1}, counted)
@@ -106,11 +111,11 @@ def test_engines_that_are_planned_hold_their_gpus_before_their_deployment_is_see
 
 def test_the_other_pool_lends_its_gpus_as_long_as_the_plan_has_an_engine_for_them() -> None:
     """The Deployment of that engine is not seen to have grown."""
-    planned = Revision("b", planned=1, fingerprint="b")
-    new = Revision("b", is_tried=False, fingerprint="b")
+    planned = RolloutRevision("b", planned=1, fingerprint="b")
+    new = RolloutRevision("b", is_tried=False, fingerprint="b")
     pools = (
-        PoolState(PREFILL, 4, new, (Revision("a", 3, 3, fingerprint="a"),)),
-        PoolState(DECODE, 1, planned, (Revision("a", 1, 1, fingerprint="a"),)),
+        PoolState(PREFILL, 4, new, (RolloutRevision("a", 3, 3, fingerprint="a"),)),
+        PoolState(DECODE, 1, planned, (RolloutRevision("a", 1, 1, fingerprint="a"),)),
     )
     counted = {PREFILL: PodCounts({"a": 3}, 0), DECODE: PodCounts({"a": 1}, 0)}
     budget = Budget(7, {PREFILL: 1, DECODE: 2}, counted)
@@ -120,8 +125,18 @@ def test_the_other_pool_lends_its_gpus_as_long_as_the_plan_has_an_engine_for_the
 
 def test_the_other_pool_lends_no_engine_for_one_that_cannot_come() -> None:
     pools = (
-        PoolState(PREFILL, 3, Revision("b", is_tried=False), (Revision("a", 3, 3, settled=True),)),
-        PoolState(DECODE, 1, Revision("b", is_tried=False), (Revision("a", 1, 1, settled=True),)),
+        PoolState(
+            PREFILL,
+            3,
+            RolloutRevision("b", is_tried=False),
+            (RolloutRevision("a", 3, 3, settled=True),),
+        ),
+        PoolState(
+            DECODE,
+            1,
+            RolloutRevision("b", is_tried=False),
+            (RolloutRevision("a", 1, 1, settled=True),),
+        ),
     )
     counted = {PREFILL: PodCounts({"a": 3}, 0), DECODE: PodCounts({"a": 1}, 1)}
     budget = Budget(4, {PREFILL: 1, DECODE: 1}, counted)
@@ -160,7 +175,9 @@ def test_it_is_said_that_nobody_will_be_served_before_the_only_engine_ends() -> 
 
 
 def test_without_a_budget_nothing_changes() -> None:
-    pools = (PoolState(PREFILL, 2, Revision("b"), (Revision("a", 2, 2, settled=True),)),)
+    pools = (
+        PoolState(PREFILL, 2, RolloutRevision("b"), (RolloutRevision("a", 2, 2, settled=True),)),
+    )
     assert plan_within(pools, {PREFILL: "a"}, plan_rollout, None) == plan_rollout(
         pools, {PREFILL: "a"}
     )
@@ -170,8 +187,8 @@ def test_without_a_budget_nothing_changes() -> None:
 
 
 def test_without_room_the_last_former_engine_stays_until_a_new_one_was_ready() -> None:
-    new = Revision("b", 0, planned=0)
-    pools = (PoolState(PREFILL, 1, new, (Revision("a", 1, 1, settled=True),)),)
+    new = RolloutRevision("b", 0, planned=0)
+    pools = (PoolState(PREFILL, 1, new, (RolloutRevision("a", 1, 1, settled=True),)),)
     tight = Budget(1, {PREFILL: 1}, {PREFILL: PodCounts({"a": 1}, 0)})
     plan = plan_within(pools, {PREFILL: "a"}, plan_rollout, tight)
     assert plan.shares[PREFILL] == {"b": 0, "a": 1}
@@ -314,11 +331,11 @@ def test_pods_are_replaced_beside_the_others_where_one_that_comes_and_one_that_d
 def test_a_surge_of_pods_stays_until_all_are_new_and_holds_its_gpus(
     *, surge: int, settled: bool, replaced: bool, after: dict[Role, int]
 ) -> None:
-    pool = PoolState(PREFILL, 2, Revision("a", 2, 2, settled=settled))
+    pool = PoolState(PREFILL, 2, RolloutRevision("a", 2, 2, settled=settled))
     budget = Budget(3, {PREFILL: 1}, {PREFILL: PodCounts({"a": 2}, 0)}, {PREFILL: surge})
     rollout = plan_within((pool,), {PREFILL: "a"}, plan_rollout, budget)
     assert pod_surges((pool,), rollout, budget, {PREFILL} if replaced else set()) == after
-    more = PoolState(PREFILL, 3, Revision("a", 2, 2))
+    more = PoolState(PREFILL, 3, RolloutRevision("a", 2, 2))
     grown = plan_within((more,), {PREFILL: "a"}, plan_rollout, budget)
     assert grown.shares[PREFILL] == {"a": 3 - surge}
 

@@ -15,7 +15,7 @@ from sluice_operator.service.rollout.gpu_budget import (
     plan_within,
 )
 from sluice_operator.service.rollout.in_place import IN_PLACE
-from sluice_operator.service.rollout.surge import PoolState, Revision, Rollout, plan_rollout
+from sluice_operator.service.rollout.surge import PoolState, Rollout, RolloutRevision, plan_rollout
 
 from tests.examples import examples
 
@@ -119,10 +119,10 @@ class Cluster:
             for role, size in self.sizes.items()
         )
 
-    def _revision(self, role: Role, name: str) -> Revision:
+    def _revision(self, role: Role, name: str) -> RolloutRevision:
         asked, there = self.asked[role], name in self.deployments[role]
         count, ready = self.deployments[role].get(name, (0, 0))
-        return Revision(
+        return RolloutRevision(
             name,
             count,
             ready,

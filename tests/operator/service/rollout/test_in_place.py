@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sluice_contract.cluster.labels import Role
 from sluice_operator.service.rollout.in_place import IN_PLACE, plan_in_place
-from sluice_operator.service.rollout.surge import PoolState, Revision, Rollout
+from sluice_operator.service.rollout.surge import PoolState, Rollout, RolloutRevision
 
 from tests.examples import examples
 
@@ -23,14 +23,14 @@ class Cluster:
 
     def __init__(self, sizes: dict[Role, int]) -> None:
         self.sizes = sizes
-        self.there: dict[Role, dict[str, Revision]] = {role: {} for role in sizes}
-        self.wanted: dict[Role, Revision] = {}
+        self.there: dict[Role, dict[str, RolloutRevision]] = {role: {} for role in sizes}
+        self.wanted: dict[Role, RolloutRevision] = {}
         self.stable: dict[Role, str] = {}
         self.least_serving = 0
 
     def edit(self, name: str, fingerprint: str) -> None:
         for role in self.sizes:
-            new = Revision(f"{role}-{name}", fingerprint=fingerprint, is_tried=False)
+            new = RolloutRevision(f"{role}-{name}", fingerprint=fingerprint, is_tried=False)
             self.wanted[role] = self.there[role].get(new.name, new)
 
     def step(self, *, starts: bool = True) -> Rollout:
@@ -94,7 +94,7 @@ class Cluster:
             total += min(ready)
         return total
 
-    def _carried_out(self, role: Role, name: str, count: int) -> Revision:
+    def _carried_out(self, role: Role, name: str, count: int) -> RolloutRevision:
         here = self.there[role].get(name, self.wanted[role])
         ready = min(here.ready, count)
         return replace(
@@ -285,9 +285,9 @@ def test_of_a_smaller_pool_the_engines_that_are_ready_stay() -> None:
 def test_of_a_smaller_pool_former_engines_without_partners_end_first() -> None:
     cluster = deployed(prefill=3, decode=2)
 
-    def revision(name: str, ready: int, replicas: int) -> Revision:
+    def revision(name: str, ready: int, replicas: int) -> RolloutRevision:
         kind = "x" if name.endswith("1") else "y"
-        return Revision(name, replicas, ready, fingerprint=kind, planned=replicas)
+        return RolloutRevision(name, replicas, ready, fingerprint=kind, planned=replicas)
 
     former, new = revision("prefill-1", 0, 1), revision("prefill-2", 1, 2)
     cluster.there[PREFILL] = {former.name: former, new.name: new}
@@ -340,7 +340,7 @@ def test_the_only_engine_ends_for_a_revision_that_was_not_tried() -> None:
     cluster.edit("2", "y")
     assert cluster.step(starts=False).shares == {MIXED: {"mixed-2": 1, "mixed-1": 0}}
     # Seen before the former Deployment has gone: what was decided stays so.
-    old = Revision("mixed-1", 1, 1, settled=True, fingerprint="x", is_leaving=True)
+    old = RolloutRevision("mixed-1", 1, 1, settled=True, fingerprint="x", is_leaving=True)
     cluster.there[MIXED]["mixed-1"] = old
     assert cluster.step(starts=False).shares == {MIXED: {"mixed-2": 1}}
 

@@ -9,32 +9,34 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from sluice_contract.cluster.labels import Role
-from sluice_operator.service.rollout.surge import PoolState, Revision, Rollout, plan_rollout
+from sluice_operator.service.rollout.surge import PoolState, Rollout, RolloutRevision, plan_rollout
 
 from tests.examples import examples
 
 MIXED, PREFILL, DECODE = Role.MIXED, Role.PREFILL, Role.DECODE
 
 
-def one(replicas: int, wanted: Revision, *others: Revision, stable: str = "") -> Rollout:
+def one(
+    replicas: int, wanted: RolloutRevision, *others: RolloutRevision, stable: str = ""
+) -> Rollout:
     """The plan of a single pool."""
     noted = {MIXED: stable} if stable else {}
     return plan_rollout((PoolState(MIXED, replicas, wanted, others),), noted)
 
 
-def full(name: str, count: int, fingerprint: str = "") -> Revision:
+def full(name: str, count: int, fingerprint: str = "") -> RolloutRevision:
     """A revision with all its engines ready."""
-    return Revision(name, count, count, settled=True, fingerprint=fingerprint)
+    return RolloutRevision(name, count, count, settled=True, fingerprint=fingerprint)
 
 
 def test_the_stable_revision_stays_though_nothing_of_it_is_ready() -> None:
-    found = one(2, Revision("b", 2), Revision("a", 2, ready=0), stable="a")
+    found = one(2, RolloutRevision("b", 2), RolloutRevision("a", 2, ready=0), stable="a")
     assert found.shares == {MIXED: {"b": 2, "a": 2}}
     assert found.stable == {MIXED: "a"}
 
 
 def test_the_stable_revision_follows_up_when_the_wanted_one_has_stopped() -> None:
-    moving, stopped = Revision("b", 2), Revision("b", 2, stopped=True)
+    moving, stopped = RolloutRevision("b", 2), RolloutRevision("b", 2, stopped=True)
     assert one(5, moving, full("a", 2), stable="a").shares[MIXED] == {"b": 5, "a": 2}
     assert one(5, stopped, full("a", 2), stable="a").shares[MIXED] == {"b": 2, "a": 5}
     once = replace(full("a", 2), planned=5)
@@ -44,14 +46,14 @@ def test_the_stable_revision_follows_up_when_the_wanted_one_has_stopped() -> Non
 def test_the_pools_of_a_set_that_has_stopped_in_one_follow_up_together() -> None:
     pools = (
         PoolState(PREFILL, 3, full("p2", 2), (full("p1", 2),)),
-        PoolState(DECODE, 4, Revision("d2", 4, stopped=True), (full("d1", 4),)),
+        PoolState(DECODE, 4, RolloutRevision("d2", 4, stopped=True), (full("d1", 4),)),
     )
     found = plan_rollout(pools, {PREFILL: "p1", DECODE: "d1"})
     assert found.shares[PREFILL] == {"p2": 2, "p1": 3}
 
 
 def test_a_wanted_revision_that_has_stopped_keeps_one_engine_to_show_when_it_works() -> None:
-    stopped = Revision("b", 0, stopped=True)
+    stopped = RolloutRevision("b", 0, stopped=True)
     assert one(3, stopped, full("a", 3), stable="a").shares[MIXED] == {"b": 1, "a": 3}
     assert one(3, stopped).shares[MIXED] == {"b": 3}, "nothing else serves"
 
@@ -62,16 +64,19 @@ def test_from_none_the_stable_revision_comes_up_at_once() -> None:
 
 
 def test_the_stable_revision_follows_down_at_once() -> None:
-    assert one(1, Revision("b", 2), full("a", 2), stable="a").shares[MIXED] == {"b": 1, "a": 1}
+    assert one(1, RolloutRevision("b", 2), full("a", 2), stable="a").shares[MIXED] == {
+        "b": 1,
+        "a": 1,
+    }
 
 
 def test_of_edits_in_a_row_the_stable_and_the_wanted_revision_stay() -> None:
-    found = one(2, Revision("c"), Revision("b", 2), full("a", 2), stable="a")
+    found = one(2, RolloutRevision("c"), RolloutRevision("b", 2), full("a", 2), stable="a")
     assert found.shares[MIXED] == {"c": 2, "a": 2}
 
 
 def test_a_revision_that_serves_stays_while_the_stable_one_is_down() -> None:
-    found = one(3, Revision("a", 3), Revision("b", 3, ready=2), stable="a")
+    found = one(3, RolloutRevision("a", 3), RolloutRevision("b", 3, ready=2), stable="a")
     assert found.shares[MIXED] == {"a": 3, "b": 2}
 
 
@@ -102,7 +107,7 @@ def test_a_revision_with_fewer_engines_than_the_pool_is_asked_for_is_not_complet
 
 
 def test_a_return_to_the_stable_revision_ends_the_other_at_once() -> None:
-    assert one(2, full("a", 2), Revision("b", 2), stable="a").shares[MIXED] == {"a": 2}
+    assert one(2, full("a", 2), RolloutRevision("b", 2), stable="a").shares[MIXED] == {"a": 2}
 
 
 def test_nothing_is_complete_without_an_engine() -> None:
@@ -113,12 +118,12 @@ def test_nothing_is_complete_without_an_engine() -> None:
 
 
 def test_a_pool_without_engines_goes_with_one_that_is_complete() -> None:
-    def pools(decode: Revision) -> tuple[PoolState, ...]:
+    def pools(decode: RolloutRevision) -> tuple[PoolState, ...]:
         prefill = PoolState(PREFILL, 0, full("p2", 0), (full("p1", 0),))
         return prefill, PoolState(DECODE, 4, decode, (full("d1", 4),))
 
     before = {PREFILL: "p1", DECODE: "d1"}
-    half = plan_rollout(pools(Revision("d2", 4, ready=3)), before)
+    half = plan_rollout(pools(RolloutRevision("d2", 4, ready=3)), before)
     assert (half.stable, half.reason) == (before, "RollingOut")
     done = plan_rollout(pools(full("d2", 4)), before)
     assert (done.stable, done.reason) == ({PREFILL: "p2", DECODE: "d2"}, "Complete")
@@ -127,20 +132,20 @@ def test_a_pool_without_engines_goes_with_one_that_is_complete() -> None:
 
 
 def test_a_revision_that_was_never_tried_leaves_the_former_one_beside_it() -> None:
-    found = one(0, Revision("b", is_tried=False), full("a", 0), stable="a")
+    found = one(0, RolloutRevision("b", is_tried=False), full("a", 0), stable="a")
     assert found.shares == {MIXED: {"b": 0, "a": 0}}
     assert found.stable == {MIXED: "a"}
 
 
 def test_a_first_revision_that_serves_is_stable_before_it_is_complete() -> None:
-    assert one(3, Revision("a", 3, ready=0)).stable == {}
-    assert one(3, Revision("a", 3, ready=2)).stable == {MIXED: "a"}
+    assert one(3, RolloutRevision("a", 3, ready=0)).stable == {}
+    assert one(3, RolloutRevision("a", 3, ready=2)).stable == {MIXED: "a"}
 
 
 def test_pools_wait_for_each_other() -> None:
     pools = (
         PoolState(PREFILL, 2, full("p2", 2, "y"), (full("p1", 2, "x"),)),
-        PoolState(DECODE, 1, Revision("d2", 1, fingerprint="y"), (full("d1", 1, "x"),)),
+        PoolState(DECODE, 1, RolloutRevision("d2", 1, fingerprint="y"), (full("d1", 1, "x"),)),
     )
     found = plan_rollout(pools, {PREFILL: "p1", DECODE: "d1"})
     assert found.shares == {PREFILL: {"p2": 2, "p1": 2}, DECODE: {"d2": 1, "d1": 1}}
@@ -153,7 +158,7 @@ def test_a_partner_stays_without_which_the_stable_revision_would_serve_no_longer
     """Each pool has as many ready engines as it is asked for, and `d1` works with `p2` alone."""
     pools = (
         PoolState(PREFILL, 1, full("p3", 1, "y"), (full("p1", 0, "x"), full("p2", 1, "x"))),
-        PoolState(DECODE, 2, Revision("d3", 2, 1, fingerprint="y"), (full("d1", 1, "x"),)),
+        PoolState(DECODE, 2, RolloutRevision("d3", 2, 1, fingerprint="y"), (full("d1", 1, "x"),)),
     )
     found = plan_rollout(pools, {PREFILL: "p1", DECODE: "d1"})
     assert found.shares == {PREFILL: {"p3": 1, "p1": 1, "p2": 1}, DECODE: {"d3": 2, "d1": 1}}
@@ -169,7 +174,7 @@ class World(RuleBasedStateMachine):
         self.number = 0
         self.good: dict[str, bool] = {}
         self.fingerprints: dict[str, str] = {}
-        self.there: dict[Role, dict[str, Revision]] = {role: {} for role in self.ROLES}
+        self.there: dict[Role, dict[str, RolloutRevision]] = {role: {} for role in self.ROLES}
         self.wanted: dict[Role, str] = {}
         self.replicas: dict[Role, int] = {}
         self.stable: dict[Role, str] = {}
@@ -291,7 +296,7 @@ class World(RuleBasedStateMachine):
 
     def _pool(self, role: Role) -> PoolState:
         name, there = self.wanted[role], self.there[role]
-        new = Revision(name, fingerprint=self.fingerprints[name], is_tried=False)
+        new = RolloutRevision(name, fingerprint=self.fingerprints[name], is_tried=False)
         others = tuple(each for each in there.values() if each.name != name)
         return PoolState(role, self.replicas[role], there.get(name, new), others)
 
@@ -300,7 +305,7 @@ class World(RuleBasedStateMachine):
         for name in there.keys() - shares.keys():
             del there[name]
         for name, count in shares.items():
-            there.setdefault(name, Revision(name, fingerprint=self.fingerprints[name]))
+            there.setdefault(name, RolloutRevision(name, fingerprint=self.fingerprints[name]))
             self._change(role, name, replicas=count, ready=min(there[name].ready, count))
 
     def _change(self, role: Role, name: str, **values: int) -> None:
@@ -340,7 +345,7 @@ class World(RuleBasedStateMachine):
     def _serving(self, pools: tuple[PoolState, ...], pool: PoolState, plan: Rollout | None) -> int:
         """Ready engines of a pool that have a partner in every other pool."""
 
-        def left(each: PoolState, revision: Revision) -> int:
+        def left(each: PoolState, revision: RolloutRevision) -> int:
             if plan is None:
                 return revision.ready
             return min(revision.ready, plan.shares[each.role].get(revision.name, 0))
