@@ -18,7 +18,7 @@ from sluice_runtime.layers.rope import (
     YarnScaling,
     inverse_frequencies,
 )
-from sluice_runtime.model.spec import spec_from
+from sluice_runtime.model.families.registry import spec_from
 from torch import Tensor
 
 from tests.runtime.model.configs import (

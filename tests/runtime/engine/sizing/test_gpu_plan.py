@@ -34,11 +34,12 @@ from sluice_runtime.layers.backend import TORCH
 from sluice_runtime.layers.stack import PagedStep
 from sluice_runtime.layers.stacks import PlainStack
 from sluice_runtime.model.decoder import Decoder
+from sluice_runtime.model.families.registry import spec_from
 from sluice_runtime.model.layer_tensors import Placement, Reader
 from sluice_runtime.model.load import build_decoder
 from sluice_runtime.model.quantised import format_from
 from sluice_runtime.model.shard import Part
-from sluice_runtime.model.spec import ModelSpec, spec_from
+from sluice_runtime.model.spec import ModelSpec
 from sluice_runtime.parallel.group import Solo
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
