@@ -78,6 +78,7 @@ ARCHITECTURES: Final = (
     "Glm4ForCausalLM",
     "GlmForCausalLM",
     "GptOssForCausalLM",
+    "GraniteForCausalLM",
     "LlamaForCausalLM",
     "MistralForCausalLM",
     "MixtralForCausalLM",

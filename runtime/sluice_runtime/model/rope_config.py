@@ -12,7 +12,13 @@ from dataclasses import replace
 from typing import Final
 
 from sluice_runtime.layers.rope import LinearScaling, Llama3Scaling, LongRope, Rope, YarnScaling
-from sluice_runtime.model.config_json import Config, object_of, refused, whole_number
+from sluice_runtime.model.config_json import (
+    Config,
+    object_of,
+    positive_number,
+    refused,
+    whole_number,
+)
 
 ROPE_TYPES: Final = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _ORIGINAL: Final = "original_max_position_embeddings"
@@ -95,15 +101,7 @@ def _factors(scaling: Config, key: str, pairs: int) -> tuple[float, ...]:
 
 
 def _numbers(kind: str, scaling: Config, *keys: str) -> list[float]:
-    for key in keys:
-        value = scaling.get(key)
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not 0 < value < math.inf
-        ):
-            raise refused(key, value, f"a number above 0: rope type {kind} requires it")
-    return [float(scaling[key]) for key in keys]
+    return [positive_number(scaling, key, f": rope type {kind} requires it") for key in keys]
 
 
 def _llama3(scaling: Config) -> Llama3Scaling:

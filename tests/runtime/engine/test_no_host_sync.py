@@ -200,7 +200,7 @@ def test_windows_norms_and_scales_of_gemma_are_computed_without_waiting() -> Non
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("name", ["mixtral", "phi3", "glm4", "olmo2"])
+@pytest.mark.parametrize("name", ["mixtral", "phi3", "glm4", "olmo2", "granite"])
 def test_other_families_are_computed_without_waiting(name: str) -> None:
     check_that_nothing_is_waited_for(ASKED["greedy"], f"dummy://{name}-tiny")
 

@@ -22,6 +22,7 @@ from tests.runtime.model.configs import (
     GEMMA3_ROPES,
     GLM4,
     GPT_OSS,
+    GRANITE,
     LLAMA,
     MISTRAL,
     MIXTRAL,
@@ -180,6 +181,15 @@ def test_what_gpt_oss_says_of_itself() -> None:
     assert (spec.head_dim, spec.norm_eps, str(spec.quantised)) == (64, 1e-5, "MXFP4")
 
 
+def test_granites_factors_are_those_of_a_divided_residual_stream() -> None:
+    spec = spec_from(GRANITE)
+    assert (spec.embedding_scale, spec.rope) == (48.0, Rope(1e4, magnitude=0.5**0.5))
+    assert spec.norm_eps == pytest.approx(16e-6)
+    without = spec_from({key: value for key, value in GRANITE.items() if "_multiplier" not in key})
+    assert (without.embedding_scale, without.norm_eps) == (1.0, 1e-6)
+    assert without.rope.magnitude == 2.0  # scores are not divided by sqrt(16)
+
+
 @pytest.mark.parametrize(
     ("changed", "parts"),
     [
@@ -208,6 +218,19 @@ def test_what_gpt_oss_says_of_itself() -> None:
         (GEMMA3 | {"hidden_activation": "gelu"}, ["hidden_activation", "gelu_pytorch_tanh"]),
         (GEMMA3 | {"use_bidirectional_attention": True}, ["use_bidirectional_attention"]),
         ({"architectures": ["Gemma3ForConditionalGeneration"]}, ["text_config: None", "object"]),
+        *(
+            (GRANITE | {key: value}, [f"{key}: {value!r}", "a number above 0"])
+            for key in (
+                "embedding_multiplier",
+                "attention_multiplier",
+                "residual_multiplier",
+                "logits_scaling",
+            )
+            for value in (0, -1.0, None, True, "8", float("inf"))
+        ),
+        (GRANITE | {"attention_bias": True}, ["attention_bias", "True"]),
+        (GRANITE | {"mlp_bias": True}, ["mlp_bias", "True"]),
+        (GLM4 | {"attention_bias": "yes"}, ["attention_bias", "'yes'", "True or False"]),
         (GPT_OSS | {"attention_bias": False}, ["attention_bias", "True"]),
         (GPT_OSS | {"layer_types": ["full_attention"]}, ["layer_types", "1 layers", "2, as"]),
         (GPT_OSS | {"layer_types": ["chunked_attention"]}, ["layer_types", "'sliding_attention'"]),

@@ -12,6 +12,7 @@ from sluice_runtime.model.families.family import Family
 from sluice_runtime.model.families.gemma3 import GEMMA3, GEMMA3_WITH_VISION
 from sluice_runtime.model.families.glm import GLM, GLM4
 from sluice_runtime.model.families.gpt_oss import GPT_OSS
+from sluice_runtime.model.families.granite import GRANITE
 from sluice_runtime.model.families.olmo2 import OLMO2
 from sluice_runtime.model.families.phi3 import PHI3
 from sluice_runtime.model.families.plain import LLAMA, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE
@@ -31,6 +32,7 @@ ARCHITECTURES: Final[Mapping[str, Family]] = {
     "Glm4ForCausalLM": GLM4,
     "Olmo2ForCausalLM": OLMO2,
     "GptOssForCausalLM": GPT_OSS,
+    "GraniteForCausalLM": GRANITE,
 }
 """Families by the name in config.json's `architectures`."""
 

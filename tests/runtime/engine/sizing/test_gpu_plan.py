@@ -127,6 +127,10 @@ MODELS = {
         spec("Glm4ForCausalLM", 4096, 13_696, 40, 32, 151_552, tied=False, **GLM4),
         9_400_279_040,
     ),
+    "Granite-3.3-8B": (
+        spec("GraniteForCausalLM", 4096, 12_800, 40, 32, 49_159, tied=True),
+        8_170_864_640,
+    ),
     "OLMo-2-1124-7B": (
         spec("Olmo2ForCausalLM", 4096, 11_008, 32, 32, 100_352, tied=False, num_key_value_heads=32),
         7_298_617_344,
