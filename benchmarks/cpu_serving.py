@@ -26,8 +26,8 @@ from sluice_contract.config.engine import EngineConfig
 from sluice_runtime.engine.build import Engine, build_engine
 from sluice_runtime.engine.sizing import host
 from sluice_runtime.engine.sizing.plan import resolved
+from sluice_runtime.model.families.registry import spec_from
 from sluice_runtime.model.files import resolve
-from sluice_runtime.model.spec import spec_from
 from sluice_runtime.wire.messages import Generate, Sampling
 
 from benchmarks.peers.environments import PEERS, peer

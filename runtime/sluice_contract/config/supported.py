@@ -78,6 +78,7 @@ ARCHITECTURES: Final = (
     "Glm4ForCausalLM",
     "GlmForCausalLM",
     "GptOssForCausalLM",
+    "GraniteForCausalLM",
     "LlamaForCausalLM",
     "MistralForCausalLM",
     "MixtralForCausalLM",
@@ -88,7 +89,7 @@ ARCHITECTURES: Final = (
     "Qwen3MoeForCausalLM",
 )
 """Supported architectures, by the names in config.json: the operator refuses others before they are
-downloaded. The engine's own table is the runtime's `model/variants.py`."""
+downloaded. The engine's own table is the runtime's `model/families/registry.py`."""
 
 QUANTISATIONS: Final = ("awq", "compressed-tensors", "fp8", "gptq", "modelopt", "mxfp4")
 """Supported quantisations, by the names in config.json's `quant_method`: the operator refuses

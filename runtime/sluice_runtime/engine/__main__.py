@@ -120,7 +120,7 @@ def _serve(config: EngineConfig, link: EngineLink, wakeup: Wakeup) -> None:
     from sluice_runtime.engine.device import place_of
     from sluice_runtime.engine.sizing.pool_size import smallest_gpu_bytes, with_running_requests
     from sluice_runtime.grammar.vocabulary import unusable
-    from sluice_runtime.model.spec import spec_from
+    from sluice_runtime.model.families.registry import spec_from
     from sluice_runtime.parallel.joined import joined_ranks
 
     stops: list[int] = []

@@ -59,13 +59,14 @@ from sluice_runtime.layers.adapters import SlotShape
 from sluice_runtime.layers.rope import LongRope
 from sluice_runtime.model.adapters import adapter_folder, read_adapter_config
 from sluice_runtime.model.decoder import Decoder
+from sluice_runtime.model.families.registry import spec_from
 from sluice_runtime.model.files import (
     ModelFiles,
 )
 from sluice_runtime.model.layer_tensors import Placement
 from sluice_runtime.model.load import load_model
 from sluice_runtime.model.load_progress import OnRead, unreported
-from sluice_runtime.model.spec import ModelSpec, spec_from
+from sluice_runtime.model.spec import ModelSpec
 from sluice_runtime.model.weights_digest import weights_digest
 from sluice_runtime.parallel.group import SOLO, Group
 from sluice_runtime.process.threads import processors

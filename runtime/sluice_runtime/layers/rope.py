@@ -99,6 +99,8 @@ class Rope:
     interleaved: bool = False
     """Whether a pair's numbers are neighbours in the checkpoint; otherwise they are half of what is
     rotated apart."""
+    magnitude: float = 1.0
+    """Factor on queries and keys, beside that of `scaling`."""
 
 
 @dataclass(frozen=True)
@@ -120,20 +122,22 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> Frequencies:
     rotated, scaling = rope.rotated or head_dim, rope.scaling
     exponents = torch.arange(0, rotated, 2, dtype=torch.int64).float() / rotated
     frequencies = 1.0 / (rope.theta**exponents)
-    magnitude = 1.0
+    magnitude = rope.magnitude
     match scaling:
         case Llama3Scaling():
             frequencies = _llama3(frequencies, scaling)
         case LinearScaling(factor):
             frequencies = frequencies / factor
         case YarnScaling():
-            frequencies, magnitude = _yarn(frequencies, scaling, rope.theta), scaling.magnitude
+            frequencies = _yarn(frequencies, scaling, rope.theta)
+            magnitude *= scaling.magnitude
         case LongRope():
             frequencies /= torch.tensor(scaling.long if scaling.is_long else scaling.short)
-            magnitude = scaling.magnitude
+            magnitude *= scaling.magnitude
     still = (0, (head_dim - rotated) // 2)
-    magnitudes = F.pad(torch.full_like(frequencies, magnitude), still, value=1.0)
-    return Frequencies(F.pad(frequencies, still), None if magnitude == 1 else magnitudes)
+    magnitudes = F.pad(torch.full_like(frequencies, magnitude), still, value=rope.magnitude)
+    plain = magnitude == rope.magnitude == 1
+    return Frequencies(F.pad(frequencies, still), None if plain else magnitudes)
 
 
 def pair_order(rope: Rope, head_dim: int) -> Tensor | None:

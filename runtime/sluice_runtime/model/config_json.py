@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +23,14 @@ def whole_number(config: Config, key: str, default: int | None = None) -> int:
         return model_shape.whole_number(config, key, default)
     except ConfigError as error:
         raise refused(error.key, error.value, error.allowed) from None
+
+
+def positive_number(config: Config, key: str, why: str = "") -> float:
+    """Number at `key`; `why`: what is said of one that is not allowed."""
+    value = config.get(key)
+    if isinstance(value, int | float) and value is not True and 0 < value < math.inf:
+        return float(value)
+    raise refused(key, value, f"a number above 0{why}")
 
 
 def object_of(config: Config, key: str) -> Config | None:

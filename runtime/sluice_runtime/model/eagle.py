@@ -36,11 +36,12 @@ from sluice_runtime.layers.stack import PagedStep
 from sluice_runtime.layers.stacks import FusedLayer
 from sluice_runtime.model.config_json import Config, refused, whole_number
 from sluice_runtime.model.decoder import Decoder
+from sluice_runtime.model.families.registry import family_of, spec_from
 from sluice_runtime.model.files import ModelFiles, of_draft
 from sluice_runtime.model.kv_scales import ones
-from sluice_runtime.model.layer_tensors import Placement, Reader, read_layer
-from sluice_runtime.model.load import layer_shape, weights_of
-from sluice_runtime.model.spec import ModelSpec, spec_from
+from sluice_runtime.model.layer_tensors import Placement, Reader
+from sluice_runtime.model.load import weights_of
+from sluice_runtime.model.spec import ModelSpec
 from sluice_runtime.model.weights import Checkpoint
 from sluice_runtime.parallel.group import SOLO, Group
 
@@ -236,8 +237,9 @@ def load_head(
 
 
 def _layer(reader: Reader, backend: Backend) -> FusedLayer:
-    weights = read_layer(reader, "midlayer", 2 * reader.spec.hidden_size)
-    return FusedLayer([weights], layer_shape(reader.spec, SOLO), backend.operators)
+    family = family_of(reader.spec)
+    weights = family.read_layer(reader, "midlayer", 2 * reader.spec.hidden_size)
+    return FusedLayer([weights], family.layer_shape(reader.spec, SOLO), backend.operators)
 
 
 def _embedding(reader: Reader, spec: HeadSpec, model: Decoder) -> Tensor:

@@ -70,6 +70,16 @@ DUMMIES: Final[Mapping[str, Mapping[str, Any]]] = {
         "sliding_window": 24,
         "rope_theta": 15e4,
     },
+    "granite-tiny": _DUMMY_COMMON
+    | {
+        "architectures": ["GraniteForCausalLM"],
+        "model_type": "granite",
+        "rope_theta": 1e4,
+        "embedding_multiplier": 12.0,
+        "attention_multiplier": 0.0625,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 8.0,
+    },
     "llama-tiny": _DUMMY_COMMON
     | {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rope_theta": 1e4},
     "mistral-tiny": _DUMMY_COMMON

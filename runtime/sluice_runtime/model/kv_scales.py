@@ -15,9 +15,10 @@ from torch import Tensor
 
 from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.kv.pool import KvScales
+from sluice_runtime.model.families.registry import family_of
 from sluice_runtime.model.shard import Shard, Split
 from sluice_runtime.model.spec import ModelSpec
-from sluice_runtime.model.weights import Checkpoint, text_prefix
+from sluice_runtime.model.weights import Checkpoint
 
 KEYS: Final = ("k_scale", "k_proj.k_scale", "k_proj.output_scale", "kv_scale")
 VALUES: Final = ("v_scale", "v_proj.v_scale", "v_proj.output_scale", "kv_scale")
@@ -55,7 +56,7 @@ def ones(layers: int, kv_heads: int) -> KvScales:
 
 def _names(spec: ModelSpec, checkpoint: Checkpoint) -> Iterator[tuple[str | None, str | None]]:
     """Names of each layer's scales of keys and values; None where there is no scale."""
-    model = text_prefix(checkpoint) if spec.variant.text_part else "model."
+    model = family_of(spec).prefix(checkpoint)
     for layer in range(spec.layers):
         prefix = f"{model}layers.{layer}.self_attn"
         keys, values = (

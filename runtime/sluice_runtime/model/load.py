@@ -1,4 +1,4 @@
-"""Builds a Decoder from a spec and a source of weights. Layers: see `model.layer_tensors`."""
+"""Builds a Decoder from a spec and a source of weights. Layers: see `model.families`."""
 
 from __future__ import annotations
 
@@ -15,28 +15,26 @@ from sluice_contract.config.engine import AttentionBackend
 
 from sluice_runtime.errors import InvalidConfigError, ModelLoadError
 from sluice_runtime.layers.adapters import AdapterBank
-from sluice_runtime.layers.attention import AttentionRule
 from sluice_runtime.layers.backend import Backend, choose_backend, with_pages, with_weights
 from sluice_runtime.layers.rope import inverse_frequencies, pair_order
-from sluice_runtime.layers.stack import LayerShape, LayerWeights
+from sluice_runtime.layers.stack import LayerWeights
 from sluice_runtime.model.decoder import Decoder
+from sluice_runtime.model.families.registry import family_of, spec_from
 from sluice_runtime.model.files import ModelFiles
 from sluice_runtime.model.kv_scales import kv_scales
-from sluice_runtime.model.layer_tensors import WHOLE_ON_CPU, Placement, Reader, read_layer
+from sluice_runtime.model.layer_tensors import WHOLE_ON_CPU, Placement, Reader
 from sluice_runtime.model.load_progress import LoadProgress, OnRead, unreported
 from sluice_runtime.model.quantised import QuantisedWeights
 from sluice_runtime.model.read_ahead import read_ahead
-from sluice_runtime.model.spec import ModelSpec, spec_from
+from sluice_runtime.model.spec import ModelSpec
 from sluice_runtime.model.staging import CudaCopies
 from sluice_runtime.model.streamed_weights import StreamedWeights
 from sluice_runtime.model.weights import (
     Checkpoint,
     MappedWeights,
     RandomWeights,
-    TextPart,
     WeightSource,
 )
-from sluice_runtime.parallel.group import Group
 
 logger = logging.getLogger("sluice.engine")
 
@@ -63,10 +61,11 @@ def load_model(
     spec = spec_from(files.config)
     spec = spec.serving(placement.context_tokens or spec.context_length_tokens)
     check_division(spec, placement.group.size)
+    family = family_of(spec)
     model_dtype: torch.dtype = getattr(torch, spec.dtype if dtype == "auto" else dtype)
     pages = placement.pages
     choice = choose_backend(
-        model_dtype, spec.head_dim, placement.device, backend, pages, spec.torch_only
+        model_dtype, spec.head_dim, placement.device, backend, pages, family.torch_only
     )
     kernels = with_pages(with_weights(choice.backend, placement.weights), pages)
     held_as = "" if placement.weights == "auto" else f"; matrices: {placement.weights}"
@@ -85,9 +84,7 @@ def load_model(
             size = checkpoint.size_bytes >> 20
             logger.info("weights: %s, %d MiB read; held as %s", spec.quantised, size, model_dtype)
             source = QuantisedWeights(checkpoint, read, spec.quantised, placement.device)
-        if spec.variant.text_part:
-            source = TextPart(checkpoint, source)
-        return built(source, checkpoint)
+        return built(family.source(checkpoint, source), checkpoint)
 
 
 @contextmanager
@@ -117,13 +114,15 @@ def check_division(spec: ModelSpec, ranks: int) -> None:
 def build_decoder(reader: Reader, backend: Backend) -> Decoder:
     """Reads every tensor, joins those that are multiplied together, checks that none is left."""
     spec, weights, device = reader.spec, reader.weights, reader.placement.device
+    family = family_of(spec)
     vocabulary, hidden = spec.vocabulary_size, spec.hidden_size
     embedding = reader.matrix("model.embed_tokens", vocabulary, hidden)
     slots = reader.placement.slots
     order = pair_order(spec.rope, spec.head_dim)
     bank = AdapterBank(slots, reader.dtype, device, order) if slots else None
-    layers = backend.layers(_layers(reader), layer_shape(spec, reader.placement.group, bank))
-    norm = reader.norm("model.norm", hidden)
+    shape = family.layer_shape(spec, reader.placement.group, bank)
+    layers = backend.layers(_layers(reader), shape)
+    norm = reader.norm("model.norm", hidden, family.norm_dtype)
     head = embedding if spec.tied_embeddings else reader.matrix("lm_head", vocabulary, hidden)
     weights.settle()
     if left := [name for name in weights.unread() if not name.split(" in ")[0].endswith(HARMLESS)]:
@@ -137,7 +136,7 @@ def build_decoder(reader: Reader, backend: Backend) -> Decoder:
         spec,
         embedding,
         layers,
-        reader.true_norm(norm),
+        family.last_norm(spec, norm),
         backend.operators.linear(head, None),
         frequencies,
         backend,
@@ -148,32 +147,8 @@ def build_decoder(reader: Reader, backend: Backend) -> Decoder:
     )
 
 
-def layer_shape(spec: ModelSpec, group: Group, bank: AdapterBank | None = None) -> LayerShape:
-    """Shape of a layer on a rank of `group`."""
-    heads, kv_heads = spec.heads // group.size, spec.kv_heads // group.size
-    windows = spec.windows
-    return LayerShape(
-        heads,
-        kv_heads,
-        spec.head_dim,
-        spec.norm_eps,
-        group,
-        qkv_bias=spec.variant.qkv_bias,
-        experts=spec.experts is not None,
-        post_norms=spec.variant.norms.after_attention is not None,
-        whole_qk_norm=spec.variant.whole_qk_norm,
-        adapters=bank,
-        activation=spec.activation,
-        rule=(
-            AttentionRule(windows.tokens if windows else None)
-            if windows or spec.variant.sinks
-            else None
-        ),
-        windows=windows.layers if windows else frozenset(),
-    )
-
-
 def _layers(reader: Reader) -> Iterator[LayerWeights]:
     """Layers, read one by one: matrices that are joined exist twice for one layer at a time."""
+    family = family_of(reader.spec)
     for index in range(reader.spec.layers):
-        yield read_layer(reader, f"model.layers.{index}", reader.spec.hidden_size, index)
+        yield family.read_layer(reader, f"model.layers.{index}", reader.spec.hidden_size, index)

@@ -7,58 +7,37 @@ Both spellings of transformers are read: `rope_theta` + `rope_scaling`, and `rop
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from sluice_runtime.layers.rope import LinearScaling, Llama3Scaling, LongRope, Rope, YarnScaling
-from sluice_runtime.model.config_json import Config, object_of, refused, whole_number
-from sluice_runtime.model.variants import Variant
+from sluice_runtime.model.config_json import (
+    Config,
+    object_of,
+    positive_number,
+    refused,
+    whole_number,
+)
 
-LAYER_KINDS: Final = ("full_attention", "sliding_attention")
-"""Kinds of layers, as `layer_types` and `rope_parameters` name them."""
+ROPE_TYPES: Final = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _ORIGINAL: Final = "original_max_position_embeddings"
 
 
-def ropes(config: Config, variant: Variant, head_dim: int) -> tuple[Rope, Rope | None]:
-    """Rope of most layers, and that of layers with a window where it differs."""
-    if not variant.window_rope:
-        return _rope(config, variant, head_dim), None
-    written = object_of(config, "rope_parameters") or {}
-    if set(written) - {*LAYER_KINDS}:
-        raise refused("rope_parameters", written, "an object for each of " + ", ".join(LAYER_KINDS))
-    old = (
-        {"rope_theta": config["rope_theta"], **(object_of(config, "rope_scaling") or {})},
-        {"rope_theta": config["rope_local_base_freq"]},
-    )
-    whole, windowed = (
-        _rope(
-            {
-                **config,
-                "rope_scaling": None,
-                "rope_parameters": {**own, **(object_of(written, kind) or {})},
-            },
-            variant,
-            head_dim,
-        )
-        for kind, own in zip(LAYER_KINDS, old, strict=True)
-    )
-    return whole, windowed
-
-
-def _rope(config: Config, variant: Variant, head_dim: int) -> Rope:
-    scaling = object_of(config, "rope_scaling") or object_of(config, "rope_parameters")
-    scaling = variant.rope if scaling is None else scaling
+def rope_from(
+    config: Config, head_dim: int, types: Sequence[str] = ROPE_TYPES, *, partial: bool = False
+) -> Rope:
+    """Rope that config.json describes. `types`: those that transformers computes for the family;
+    `partial`: whether partial_rotary_factor may say that a share of a head is rotated."""
+    scaling = object_of(config, "rope_scaling") or object_of(config, "rope_parameters") or {}
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     (theta,) = _numbers(kind, {"rope_theta": 10_000.0, **config, **scaling}, "rope_theta")
-    rotated = _rotated(scaling, config, variant, head_dim)
-    rope = Rope(
-        theta, rotated=None if rotated == head_dim else rotated, interleaved=variant.interleaved
-    )
+    rotated = _rotated(scaling, config, head_dim, partial)
+    rope = Rope(theta, rotated=None if rotated == head_dim else rotated)
     kind = "longrope" if kind == "su" else kind
     nests = any(isinstance(part, Mapping) for part in scaling.values())
-    if kind not in variant.ropes or (kind == "default" and nests):
-        raise refused("rope_type", kind, " or ".join(map(repr, variant.ropes)))
+    if kind not in types or (kind == "default" and nests):
+        raise refused("rope_type", kind, " or ".join(map(repr, types)))
     scaling = {_ORIGINAL: config.get("max_position_embeddings"), **scaling, **_outside(config)}
     match kind:
         case "dynamic":
@@ -75,13 +54,13 @@ def _rope(config: Config, variant: Variant, head_dim: int) -> Rope:
     return rope
 
 
-def _rotated(scaling: Config, config: Config, variant: Variant, head_dim: int) -> int:
+def _rotated(scaling: Config, config: Config, head_dim: int, partial: bool) -> int:
     """Number of a head's values that are rotated."""
     key = "partial_rotary_factor"
     share = scaling.get(key, config.get(key))
     if share is None or share == 1:
         return head_dim
-    if not variant.partial_rotary:
+    if not partial:
         raise refused(key, share, "1.0")
     rotated = int(head_dim * share) if isinstance(share, int | float) else 0
     if not 0 < rotated <= head_dim or rotated % 2 or head_dim % 2:
@@ -122,15 +101,7 @@ def _factors(scaling: Config, key: str, pairs: int) -> tuple[float, ...]:
 
 
 def _numbers(kind: str, scaling: Config, *keys: str) -> list[float]:
-    for key in keys:
-        value = scaling.get(key)
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not 0 < value < math.inf
-        ):
-            raise refused(key, value, f"a number above 0: rope type {kind} requires it")
-    return [float(scaling[key]) for key in keys]
+    return [positive_number(scaling, key, f": rope type {kind} requires it") for key in keys]
 
 
 def _llama3(scaling: Config) -> Llama3Scaling:

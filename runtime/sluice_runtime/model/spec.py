@@ -1,12 +1,12 @@
-"""Reads config.json into a ModelSpec: what is not implemented is refused.
+"""A model's spec, and how the keys of config.json that all families share are read into it: what is
+not implemented is refused.
 
-Knows no tensor and no file but the parsed config. Both spellings of transformers are read:
-`torch_dtype`, and `dtype`.
+Knows no family, no tensor and no file but the parsed config. Both spellings of transformers are
+read: `torch_dtype`, and `dtype`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -17,18 +17,17 @@ from sluice_contract.config.model_shape import (
     WINDOWED,
     ModelShape,
     architecture_of,
-    language_model,
     shape_from,
 )
 
 from sluice_runtime.layers.dense import Activation
 from sluice_runtime.layers.rope import LongRope, Rope
 from sluice_runtime.model.config_json import Config, refused, whole_number
-from sluice_runtime.model.quantised import Format, format_from
-from sluice_runtime.model.rope_config import LAYER_KINDS, ropes
-from sluice_runtime.model.variants import ARCHITECTURES, Variant
+from sluice_runtime.model.quantised import Format
 
 DTYPES: Final = ("float32", "bfloat16", "float16")
+LAYER_KINDS: Final = ("full_attention", "sliding_attention")
+"""Kinds of layers, as `layer_types` and `rope_parameters` name them."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,6 @@ class ModelSpec(ModelShape):
     """Everything about a model but its weights."""
 
     architecture: str
-    variant: Variant
     norm_eps: float
     rope: Rope
     dtype: str
@@ -57,23 +55,10 @@ class ModelSpec(ModelShape):
     windows: Windows | None = None
     activation: Activation | None = None
     """Function of gate and up; None: silu(gate) x up."""
-    query_scale: float = 1.0
-    """By which scores differ from q k / sqrt(head_dim)."""
-
-    @property
-    def embedding_scale(self) -> float | None:
-        """By which embeddings are multiplied; None: they are not."""
-        return math.sqrt(self.hidden_size) if self.variant.scaled_embedding else None
-
-    @property
-    def torch_only(self) -> str:
-        """What plain torch computes alone, for people; empty: nothing."""
-        parts = {
-            "sliding windows": self.windows is not None,
-            "attention sinks": self.variant.sinks,
-            "norms of float32": self.variant.offset_norms,
-        }
-        return " and ".join([part for part, has in parts.items() if has])
+    embedding_scale: float | None = None
+    """Factor on embeddings; None: 1."""
+    qkv_bias: bool = False
+    """Whether queries, keys and values have biases."""
 
     @property
     def shared_sizes(self) -> Mapping[str, int]:
@@ -92,43 +77,13 @@ class ModelSpec(ModelShape):
         return replace(self, rope=rope)
 
 
-def spec_from(config: Config) -> ModelSpec:
-    """The spec that config.json describes.
-
-    Raises:
-        ModelLoadError: names the key, its value and what is allowed.
-    """
-    architecture = _architecture(config)
-    variant = ARCHITECTURES[architecture]
-    if variant.text_part and not isinstance(config.get("text_config"), Mapping):
-        raise refused("text_config", config.get("text_config"), "an object")
-    config = {**variant.defaults, **language_model(config)}
-    _refuse_unknown_features(config, variant)
-    if variant.bias_by_key:
-        variant = replace(variant, qkv_bias=bool(config["attention_bias"]))
-    shape = _shape(config, variant)
-    rope, window_rope = ropes(config, variant, shape.head_dim)
-    scale = whole_number(config, "query_pre_attn_scalar") if variant.scaled_queries else None
-    return ModelSpec(
-        **vars(shape),
-        architecture=architecture,
-        variant=variant,
-        norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-        rope=rope,
-        dtype=_dtype(config),
-        quantised=format_from(config),
-        windows=_windows(config, variant, shape.layers, window_rope),
-        activation=variant.activation(config) if variant.activation else None,
-        query_scale=math.sqrt(shape.head_dim / scale) if scale else 1.0,
-    ).serving(shape.context_length_tokens)
-
-
-def _shape(config: Config, variant: Variant) -> ModelShape:
+def shape_of(config: Config, *, experts: bool) -> ModelShape:
+    """Sizes in a `language_model`, checked. `experts`: whether the family has some."""
     try:
         shape = shape_from(config)
     except ConfigError as error:
         raise refused(error.key, error.value, error.allowed) from None
-    if variant.experts and shape.experts is None:
+    if experts and shape.experts is None:
         key = next((key for key in EXPERT_COUNTS if key in config), EXPERT_COUNTS[0])
         raise refused(key, config.get(key), "a whole number from 1")
     if shape.heads % shape.kv_heads:
@@ -136,60 +91,52 @@ def _shape(config: Config, variant: Variant) -> ModelShape:
     return shape
 
 
-def _architecture(config: Config) -> str:
-    named = config.get("architectures")
-    known = named[0] if isinstance(named, list) and len(named) == 1 else None
-    if known not in ARCHITECTURES:
-        raise refused("architectures", named, "one of " + ", ".join(ARCHITECTURES))
-    return str(known)
-
-
-def _dtype(config: Config) -> str:
+def dtype_of(config: Config) -> str:
+    """Type of the checkpoint's numbers."""
     value = config.get("dtype") or config.get("torch_dtype") or "float32"
     if value not in DTYPES:
         raise refused("dtype", value, ", ".join(DTYPES))
     return str(value)
 
 
-FEATURES: Final[tuple[tuple[str, tuple[object, ...]], ...]] = (
-    ("hidden_act", ("silu",)),
-    ("attention_bias", (False,)),
-    ("mlp_bias", (False,)),
-    ("use_sliding_window", (False,)),
-    ("num_experts", (0,)),
-    ("num_local_experts", (0,)),
-    ("attn_logit_softcapping", ()),
-    ("final_logit_softcapping", ()),
-    ("is_encoder_decoder", (False,)),
-    ("hidden_activation", ()),
-    ("use_bidirectional_attention", (False,)),
-)
+Features = Mapping[str, tuple[object, ...]]
+FEATURES: Final[Features] = {
+    "hidden_act": ("silu",),
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    "use_sliding_window": (False,),
+    "num_experts": (0,),
+    "num_local_experts": (0,),
+    "attn_logit_softcapping": (),
+    "final_logit_softcapping": (),
+    "is_encoder_decoder": (False,),
+    "hidden_activation": (),
+    "use_bidirectional_attention": (False,),
+}
 """Keys that change what a model computes, with the values that are implemented; None always is."""
 
 
-def _refuse_unknown_features(config: Config, variant: Variant) -> None:
-    read = {*(EXPERT_COUNTS if variant.experts else ())}
-    read |= {"attention_bias"} if variant.bias_by_key else set()
-    for key, usual in FEATURES:
-        allowed = variant.features.get(key, usual)
-        value = None if key in read else config.get(key)
+def refuse_unknown_features(config: Config, features: Features, *, windows: bool) -> None:
+    """Refuses what is not implemented. `features`: `FEATURES`, as the family has them; `windows`:
+    whether some of its layers have a window."""
+    for key, allowed in features.items():
+        value = config.get(key)
         if value is not None and value not in allowed:
             raise refused(key, value, " or ".join(["absent", *map(repr, allowed)]))
     window, off = config.get("sliding_window"), config.get("use_sliding_window") is False
-    allows = variant.whole_every is not None or architecture_of(config) in WINDOWED
+    allows = windows or architecture_of(config) in WINDOWED
     if window is not None and not off and not allows:
         raise refused("sliding_window", window, "absent, null, or with use_sliding_window false")
-    kinds = LAYER_KINDS if variant.whole_every else LAYER_KINDS[:1]
+    kinds = LAYER_KINDS if windows else LAYER_KINDS[:1]
     for kind in config.get("layer_types") or ():
         if kind not in kinds:
             raise refused("layer_types", kind, " or ".join(map(repr, kinds)))
 
 
-def _windows(config: Config, variant: Variant, layers: int, rope: Rope | None) -> Windows | None:
-    """Layers that have a window, with their own rope."""
-    if variant.whole_every is None:
-        return None
-    every = whole_number(config, "sliding_window_pattern", variant.whole_every)
+def windows_of(config: Config, layers: int, whole_every: int, rope: Rope | None) -> Windows | None:
+    """Layers that have a window, with a rope of their own: all but each `whole_every`-th, where
+    config.json does not say which."""
+    every = whole_number(config, "sliding_window_pattern", whole_every)
     kinds = config.get("layer_types") or [
         "sliding_attention" if (layer + 1) % every else "full_attention" for layer in range(layers)
     ]

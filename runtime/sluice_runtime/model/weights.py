@@ -213,44 +213,6 @@ class MappedWeights:
         return self._checkpoint.unread()
 
 
-_OUTER: Final = "language_model."
-_INNER: Final = "model.language_model."
-
-
-def text_prefix(checkpoint: Checkpoint) -> str:
-    """Prefix that replaces `model.` in names of a language model that is a part of a larger one.
-    Mostly all names of that part begin alike, its head's too; otherwise the head is that of the
-    whole."""
-    inner = checkpoint.stored(f"{_INNER}embed_tokens.weight") is not None
-    return _INNER if inner else f"{_OUTER}model."
-
-
-class TextPart:
-    """The tensors of a checkpoint's language model, by the names that they have in a checkpoint
-    without other parts. See `WeightSource`."""
-
-    def __init__(self, checkpoint: Checkpoint, source: WeightSource) -> None:
-        self._source = source
-        self._prefix = text_prefix(checkpoint)
-
-    def read(self, name: str, part: Part, dtype: torch.dtype) -> Tensor:
-        """See `WeightSource`."""
-        stored = f"{self._prefix}{name.removeprefix('model.')}"
-        if not name.startswith("model."):
-            stored = name if self._prefix == _INNER else f"{_OUTER}{name}"
-        return self._source.read(stored, part, dtype)
-
-    def settle(self) -> None:
-        """See `WeightSource`."""
-        self._source.settle()
-
-    def unread(self) -> list[str]:
-        """Unread tensors of the language model: see `WeightSource`. Other parts need not be
-        read."""
-        own = (_OUTER, _INNER, "lm_head.")
-        return [name for name in self._source.unread() if name.startswith(own)]
-
-
 def weight_files(folder: Path) -> list[Path]:
     """The files that hold a model's tensors, by name.
 

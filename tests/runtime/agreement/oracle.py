@@ -105,6 +105,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "glm4": {"pad_token_id": None, "eos_token_id": 258},
     "glm": {"pad_token_id": None, "eos_token_id": 258, "attention_bias": False},
     "olmo2": {"pad_token_id": None, "eos_token_id": 258},
+    "granite": {
+        "embedding_multiplier": 12.0,
+        "attention_multiplier": 0.06,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 3.0,
+        "rms_norm_eps": 0.1,
+    },
     "gemma3_text": {
         "num_hidden_layers": 6,
         "hidden_size": 72,
@@ -144,6 +151,8 @@ KINDS = (
     "glm",
     "glm4-sharded",
     "olmo2",
+    "granite",
+    "granite-yarn-rope",
     "gemma3_text",
     "gpt_oss",
     "qwen3-yarn-rope",

@@ -132,6 +132,7 @@ FUSED_MLP = ("gate_up_proj", "down_proj")
         ("phi3-partial-rope", ("qkv_proj", "o_proj", *FUSED_MLP)),
         ("glm4-sharded", (*ATTENTION, *FUSED_MLP)),
         ("olmo2", ALL),
+        ("granite", ALL),
     ],
 )
 def test_other_families_take_adapters(

@@ -13,8 +13,8 @@ from sluice_runtime.engine.sizing.plan import resolved
 from sluice_runtime.engine.sizing.pool_size import model_bytes
 from sluice_runtime.errors import InvalidConfigError, ModelLoadError
 from sluice_runtime.kv.pool import KvShape, PagePool
+from sluice_runtime.model.families.registry import spec_from
 from sluice_runtime.model.files import resolve
-from sluice_runtime.model.spec import spec_from
 
 from e2e.model.folder import FOLDER
 from tests.runtime.engine.test_resumed_rows import finished, prefilled_and_answered

@@ -28,10 +28,10 @@ from sluice_runtime.layers.backend import BACKENDS
 from sluice_runtime.layers.flashinfer_graphs import GraphWrappers
 from sluice_runtime.layers.flashinfer_library import flashinfer_state
 from sluice_runtime.model.decoder import Decoder
+from sluice_runtime.model.families.registry import spec_from
 from sluice_runtime.model.files import resolve
 from sluice_runtime.model.layer_tensors import Placement, Reader
 from sluice_runtime.model.load import build_decoder
-from sluice_runtime.model.spec import spec_from
 from sluice_runtime.model.weights import RandomWeights
 from torch import Tensor
 

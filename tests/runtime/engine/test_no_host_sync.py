@@ -22,11 +22,12 @@ from sluice_runtime.layers.dense import linear
 from sluice_runtime.layers.stacks import FusedLayer
 from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.model.eagle import EagleHead
+from sluice_runtime.model.families.registry import family_of, spec_from
 from sluice_runtime.model.files import resolve
-from sluice_runtime.model.layer_tensors import Placement, Reader, read_layer
-from sluice_runtime.model.load import build_decoder, layer_shape
+from sluice_runtime.model.layer_tensors import Placement, Reader
+from sluice_runtime.model.load import build_decoder
 from sluice_runtime.model.shard import Part
-from sluice_runtime.model.spec import ModelSpec, spec_from
+from sluice_runtime.model.spec import ModelSpec
 from sluice_runtime.parallel.group import SOLO
 from sluice_runtime.scheduler.batch import (
     NO_TOKEN,
@@ -64,7 +65,7 @@ def head_of(decoder: Decoder) -> EagleHead:
     spec = decoder.spec
     size, width = spec.vocabulary_size, spec.hidden_size
     reader = Reader(spec, WeightsWithoutContent(), decoder.dtype, Placement(GPU))
-    layer = read_layer(reader, "midlayer", 2 * width)
+    layer = family_of(spec).read_layer(reader, "midlayer", 2 * width)
     return EagleHead(
         spec=spec,
         taps=(1, 1, 1),
@@ -72,7 +73,7 @@ def head_of(decoder: Decoder) -> EagleHead:
         embedding=decoder.embedding,
         fc=linear(reader.matrix("fc", width, 3 * width)),
         hidden_norm=reader.norm("midlayer.hidden_norm", width),
-        layer=FusedLayer([layer], layer_shape(spec, SOLO), TORCH.operators),
+        layer=FusedLayer([layer], family_of(spec).layer_shape(spec, SOLO), TORCH.operators),
         norm=reader.norm("norm", width),
         output=linear(reader.matrix("lm_head", 100, width)),
         token_ids=torch.arange(100, device=GPU),
@@ -200,7 +201,7 @@ def test_windows_norms_and_scales_of_gemma_are_computed_without_waiting() -> Non
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("name", ["mixtral", "phi3", "glm4", "olmo2"])
+@pytest.mark.parametrize("name", ["mixtral", "phi3", "glm4", "olmo2", "granite"])
 def test_other_families_are_computed_without_waiting(name: str) -> None:
     check_that_nothing_is_waited_for(ASKED["greedy"], f"dummy://{name}-tiny")
 

@@ -167,6 +167,14 @@ def test_a_magnitude_scales_what_turns() -> None:
     torch.testing.assert_close(seen.sin, expected.sin * torch.tensor([3.0, 1.0]))
 
 
+def test_a_ropes_own_magnitude_scales_all_numbers() -> None:
+    """Also where that of its scaling makes up for it."""
+    scaling = YarnScaling(4.0, 32.0, 1.0, 64, truncate=True, attention_factor=2.0)
+    magnitudes = inverse_frequencies(Rope(1e4, scaling, rotated=4, magnitude=0.5), 8).magnitudes
+    assert magnitudes is not None
+    assert magnitudes.tolist() == [1.0, 1.0, 0.5, 0.5]
+
+
 SCALED: dict[str, LinearScaling | YarnScaling] = {
     "yarn": YarnScaling(32.0, 32.0, 1.0, 4096, truncate=True),
     "yarn, not truncated": YarnScaling(32.0, 32.0, 1.0, 4096, truncate=False),

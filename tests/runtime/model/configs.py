@@ -43,6 +43,14 @@ MIXTRAL = {
 PHI3 = {**MISTRAL, "architectures": ["Phi3ForCausalLM"], "sliding_window": None}
 GLM4 = {**MISTRAL, "architectures": ["Glm4ForCausalLM"], "head_dim": 16}
 OLMO2 = {**MISTRAL, "architectures": ["Olmo2ForCausalLM"]}
+GRANITE = {
+    **MISTRAL,
+    "architectures": ["GraniteForCausalLM"],
+    "embedding_multiplier": 12.0,
+    "attention_multiplier": 0.125,
+    "residual_multiplier": 0.25,
+    "logits_scaling": 8.0,
+}
 LONG = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4] * 8}
 YARN = {
     "rope_type": "yarn",

@@ -12,8 +12,8 @@ from sluice_runtime.engine.sizing.plan import resolved
 from sluice_runtime.engine.sizing.pool_size import LoadedModel, model_bytes
 from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.model.eagle import head_spec, load_head
+from sluice_runtime.model.families.registry import spec_from
 from sluice_runtime.model.files import DUMMIES, resolve
-from sluice_runtime.model.spec import spec_from
 
 from tests.runtime import eagle_folder
 from tests.runtime.eagle_folder import HEAD, TARGETS, Tensors, random_head, write

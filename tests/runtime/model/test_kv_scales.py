@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import save_file
 from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.kv.pool import KvScales
+from sluice_runtime.model.families.registry import spec_from
 from sluice_runtime.model.files import resolve
 from sluice_runtime.model.kv_scales import kv_scales
 from sluice_runtime.model.shard import Shard
-from sluice_runtime.model.spec import spec_from
 from sluice_runtime.model.weights import Checkpoint
 from torch import Tensor
 

@@ -13,14 +13,16 @@ from sluice_contract.config.model_shape import Experts
 from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.layers.dense import ClampedSwiglu, gelu_and_multiply
 from sluice_runtime.layers.rope import LinearScaling, Rope, YarnScaling
-from sluice_runtime.model.spec import Windows, spec_from
-from sluice_runtime.model.variants import ARCHITECTURES
+from sluice_runtime.model.families.gemma3 import Gemma3Spec
+from sluice_runtime.model.families.registry import ARCHITECTURES, family_of, spec_from
+from sluice_runtime.model.spec import Windows
 
 from tests.runtime.model.configs import (
     GEMMA3,
     GEMMA3_ROPES,
     GLM4,
     GPT_OSS,
+    GRANITE,
     LLAMA,
     MISTRAL,
     MIXTRAL,
@@ -44,10 +46,10 @@ def test_what_other_families_leave_out() -> None:
 
 
 def test_whether_glm_has_biases_is_written() -> None:
-    assert not spec_from(GLM4).variant.qkv_bias  # of this file
-    assert spec_from(GLM4 | {"attention_bias": True}).variant.qkv_bias
+    assert not spec_from(GLM4).qkv_bias  # of this file
+    assert spec_from(GLM4 | {"attention_bias": True}).qkv_bias
     without = {key: value for key, value in GLM4.items() if key != "attention_bias"}
-    assert spec_from(without).variant.qkv_bias
+    assert spec_from(without).qkv_bias
 
 
 @pytest.mark.parametrize(
@@ -115,15 +117,16 @@ def test_layers_with_windows_of_their_own_keep_the_whole_context() -> None:
     spec = spec_from(GPT_OSS | {"num_hidden_layers": 3})
     assert spec.windows == Windows(frozenset({0, 2}), 128)
     assert spec.context_length_tokens == 512
-    assert spec.torch_only == "sliding windows and attention sinks"
+    assert family_of(spec).torch_only == "sliding windows and attention sinks"
     named = GPT_OSS | {"layer_types": ["full_attention", "sliding_attention"]}
     assert spec_from(named).windows == Windows(frozenset({1}), 128)
-    assert spec_from(QWEN3).torch_only == ""
+    assert family_of(spec_from(QWEN3)).torch_only == ""
 
 
 @pytest.mark.parametrize("written", [{}, GEMMA3_ROPES], ids=["released", "transformers 5"])
 def test_what_gemma_3_says_of_itself(written: dict[str, Any]) -> None:
     spec = spec_from(GEMMA3 | written)
+    assert isinstance(spec, Gemma3Spec)
     assert spec.rope == Rope(1e6, LinearScaling(8.0))
     windowed = frozenset(range(12)) - {5, 11}
     assert spec.windows == Windows(windowed, 64, Rope(1e4))
@@ -178,6 +181,15 @@ def test_what_gpt_oss_says_of_itself() -> None:
     assert (spec.head_dim, spec.norm_eps, str(spec.quantised)) == (64, 1e-5, "MXFP4")
 
 
+def test_granites_factors_are_those_of_a_divided_residual_stream() -> None:
+    spec = spec_from(GRANITE)
+    assert (spec.embedding_scale, spec.rope) == (48.0, Rope(1e4, magnitude=0.5**0.5))
+    assert spec.norm_eps == pytest.approx(16e-6)
+    without = spec_from({key: value for key, value in GRANITE.items() if "_multiplier" not in key})
+    assert (without.embedding_scale, without.norm_eps) == (1.0, 1e-6)
+    assert without.rope.magnitude == 2.0  # scores are not divided by sqrt(16)
+
+
 @pytest.mark.parametrize(
     ("changed", "parts"),
     [
@@ -206,6 +218,19 @@ def test_what_gpt_oss_says_of_itself() -> None:
         (GEMMA3 | {"hidden_activation": "gelu"}, ["hidden_activation", "gelu_pytorch_tanh"]),
         (GEMMA3 | {"use_bidirectional_attention": True}, ["use_bidirectional_attention"]),
         ({"architectures": ["Gemma3ForConditionalGeneration"]}, ["text_config: None", "object"]),
+        *(
+            (GRANITE | {key: value}, [f"{key}: {value!r}", "a number above 0"])
+            for key in (
+                "embedding_multiplier",
+                "attention_multiplier",
+                "residual_multiplier",
+                "logits_scaling",
+            )
+            for value in (0, -1.0, None, True, "8", float("inf"))
+        ),
+        (GRANITE | {"attention_bias": True}, ["attention_bias", "True"]),
+        (GRANITE | {"mlp_bias": True}, ["mlp_bias", "True"]),
+        (GLM4 | {"attention_bias": "yes"}, ["attention_bias", "'yes'", "True or False"]),
         (GPT_OSS | {"attention_bias": False}, ["attention_bias", "True"]),
         (GPT_OSS | {"layer_types": ["full_attention"]}, ["layer_types", "1 layers", "2, as"]),
         (GPT_OSS | {"layer_types": ["chunked_attention"]}, ["layer_types", "'sliding_attention'"]),

@@ -18,13 +18,14 @@ from sluice_runtime.layers.rope import (
     YarnScaling,
     inverse_frequencies,
 )
-from sluice_runtime.model.spec import spec_from
+from sluice_runtime.model.families.registry import spec_from
 from torch import Tensor
 
 from tests.runtime.model.configs import (
     GEMMA3,
     GLM4,
     GPT_OSS,
+    GRANITE,
     LLAMA,
     LLAMA3,
     LONG,
@@ -178,6 +179,7 @@ FAMILIES: Final = {
     "gpt_oss": GPT_OSS,
     "gemma3_text": GEMMA3,
     "olmo2": OLMO2,
+    "granite": GRANITE | {"attention_multiplier": 0.25},  # of heads of 16, scores as usual
 }
 """By the model_type of transformers."""
 TYPES: Final[dict[str, dict[str, Any]]] = {

@@ -14,12 +14,12 @@ from sluice_runtime.errors import InvalidConfigError, ModelLoadError
 from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.layers.backend import TORCH
 from sluice_runtime.model.decoder import Decoder
+from sluice_runtime.model.families.registry import spec_from
 from sluice_runtime.model.files import DUMMIES
 from sluice_runtime.model.layer_tensors import WHOLE_ON_CPU, Reader
 from sluice_runtime.model.load import build_decoder, check_division
 from sluice_runtime.model.load_progress import LoadProgress
 from sluice_runtime.model.shard import Part, Shard, Split
-from sluice_runtime.model.spec import spec_from
 from sluice_runtime.model.staging import Wait
 from sluice_runtime.model.streamed_weights import StreamedWeights
 from sluice_runtime.model.weights import (

@@ -98,6 +98,7 @@ def with_adapters(asked: list[Generate], adapters: dict[str, Path]) -> list[Gene
         ("olmo2-tiny", True, None),
         ("gpt-oss-tiny", False, None),
         ("gemma3-tiny", True, None),
+        ("granite-tiny", False, "adapters"),
         *(
             pytest.param(*rest, marks=pytest.mark.full)
             for rest in (

@@ -22,6 +22,8 @@ from sluice_contract.config.sizing import PlannedConfig, ResolvedConfig
 from sluice_runtime.engine.sampling.memory import sampling_bytes
 from sluice_runtime.errors import OutOfMemoryError
 from sluice_runtime.layers.attention_torch import GPU_SPAN_BYTES, MASK_BYTES
+from sluice_runtime.model.families.family import Family
+from sluice_runtime.model.families.registry import family_of
 from sluice_runtime.model.spec import ModelSpec
 from sluice_runtime.scheduler.kv_allocator import pages_for
 
@@ -68,22 +70,18 @@ class ModelBytes:
     def _own_weights(self) -> int:
         spec, ranks = self.spec, self.ranks
         heads = (spec.heads + spec.kv_heads) * spec.head_dim
-        attention = 2 * heads * spec.hidden_size // ranks
-        variant = spec.variant
-        norms = variant.norms.count * spec.hidden_size
-        norms += 2 * spec.head_dim if variant.qk_norm else 0
-        norms += heads // ranks if variant.whole_qk_norm else 0
-        outputs = (spec.heads + 2 * spec.kv_heads) * spec.head_dim // ranks
-        biases = outputs if variant.qkv_bias else 0
-        biases += spec.hidden_size if variant.output_bias else 0
-        biases += spec.heads // ranks if variant.sinks else 0
+        attention = 2 * heads * spec.hidden_size // ranks + self._family.bias_values(spec, ranks)
+        norms = spec.layers * self._family.norm_values(spec, ranks) + spec.hidden_size
+        norm_dtype = self._family.norm_dtype
+        norm_itemsize = norm_dtype.itemsize if norm_dtype else self.itemsize
         table = -(-spec.vocabulary_size // ranks) * spec.hidden_size
         tables = table if spec.tied_embeddings else 2 * table
-        values = spec.layers * (attention + norms + biases) + self._mlps + tables + spec.hidden_size
-        own = (values + self.other_values) * self.itemsize
-        if variant.offset_norms:  # of float32
-            own += (spec.layers * norms + spec.hidden_size) * (4 - self.itemsize)
-        return own
+        values = spec.layers * attention + self._mlps + tables + self.other_values
+        return values * self.itemsize + norms * norm_itemsize
+
+    @property
+    def _family(self) -> Family:
+        return family_of(self.spec)
 
     @property
     def _mlps(self) -> int:
@@ -94,9 +92,7 @@ class ModelBytes:
             return spec.layers * row * spec.intermediate_size
         sparse = len(experts.layers)
         experts_of_layer = experts.count * (row * experts.width + spec.hidden_size)
-        if spec.variant.fused_experts:
-            outputs = 2 * experts.width // self.ranks + spec.hidden_size
-            experts_of_layer += experts.count * (outputs + 1)
+        experts_of_layer += self._family.expert_bias_values(spec, experts, self.ranks)
         return (spec.layers - sparse) * row * spec.intermediate_size + sparse * experts_of_layer
 
     @property
@@ -115,10 +111,7 @@ class ModelBytes:
         if (experts := spec.experts) is not None:
             # Each token once for each of its experts; and what the router chooses, in float32.
             hidden, width = spec.hidden_size, experts.width // self.ranks
-            widest = max(2 * hidden, hidden + 2 * width, 4 * width)
-            if spec.variant.fused_experts:  # and their biases, a row for each
-                widest = max(hidden + 4 * width, 2 * hidden + width)
-            copies = experts.active * widest
+            copies = experts.active * self._family.expert_step_values(hidden, width)
             chosen = 4 * experts.count + 16 * experts.active
             feed_forward = max(feed_forward, copies + chosen + 3 * hidden)
         heads = (spec.heads + 2 * spec.kv_heads) * spec.head_dim // self.ranks
@@ -137,9 +130,7 @@ class ModelBytes:
         token_values = 2 * (spec.kv_heads // self.ranks) * spec.head_dim
         tokens = max(context_tokens, GPU_SPAN_BYTES // (token_values * stored))
         values = tokens * token_values
-        most = values * self.itemsize
-        if spec.variant.sinks:  # copied, each head being longer by 8
-            most += most * (spec.head_dim + 8) // spec.head_dim
+        most = self._family.gathered_values(values, spec.head_dim) * self.itemsize
         if self.kv_itemsize is not None:  # cast in float32: keys, then values
             most = max(most, values * (stored + self.itemsize + 4))
         own = most + 4 * MASK_BYTES

@@ -51,8 +51,9 @@ from sluice_runtime.errors import OutOfMemoryError
 from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.layers.backend import TORCH
 from sluice_runtime.model.decoder import Decoder
+from sluice_runtime.model.families.registry import spec_from
 from sluice_runtime.model.files import drafts_with_head, resolve_draft
-from sluice_runtime.model.spec import ModelSpec, spec_from
+from sluice_runtime.model.spec import ModelSpec
 from sluice_runtime.scheduler.kv_allocator import pages_for
 from sluice_runtime.scheduler.settings import HostPages, SchedulerSettings
 

@@ -34,11 +34,12 @@ from sluice_runtime.layers.backend import TORCH
 from sluice_runtime.layers.stack import PagedStep
 from sluice_runtime.layers.stacks import PlainStack
 from sluice_runtime.model.decoder import Decoder
+from sluice_runtime.model.families.registry import spec_from
 from sluice_runtime.model.layer_tensors import Placement, Reader
 from sluice_runtime.model.load import build_decoder
 from sluice_runtime.model.quantised import format_from
 from sluice_runtime.model.shard import Part
-from sluice_runtime.model.spec import ModelSpec, spec_from
+from sluice_runtime.model.spec import ModelSpec
 from sluice_runtime.parallel.group import Solo
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -125,6 +126,10 @@ MODELS = {
     "GLM-4-9B-0414": (
         spec("Glm4ForCausalLM", 4096, 13_696, 40, 32, 151_552, tied=False, **GLM4),
         9_400_279_040,
+    ),
+    "Granite-3.3-8B": (
+        spec("GraniteForCausalLM", 4096, 12_800, 40, 32, 49_159, tied=True),
+        8_170_864_640,
     ),
     "OLMo-2-1124-7B": (
         spec("Olmo2ForCausalLM", 4096, 11_008, 32, 32, 100_352, tied=False, num_key_value_heads=32),

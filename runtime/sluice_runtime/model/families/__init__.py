@@ -1,0 +1,1 @@
+"""Families of models over the common decoder, a file each."""

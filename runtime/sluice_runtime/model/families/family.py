@@ -1,0 +1,261 @@
+"""A family of models: what its config.json means, which tensors its layers have, and the memory
+of these.
+
+The methods are those of Llama. What several families have besides is a value; what one alone has
+overrides a method, in its own file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+from sluice_contract.config.model_shape import (
+    EXPERT_COUNTS,
+    Experts,
+    architecture_of,
+)
+from torch import Tensor
+
+from sluice_runtime.layers.adapters import AdapterBank
+from sluice_runtime.layers.attention import AttentionRule
+from sluice_runtime.layers.rope import Rope
+from sluice_runtime.layers.stack import ExpertsWeights, LayerShape, LayerWeights, MlpWeights
+from sluice_runtime.model.config_json import Config
+from sluice_runtime.model.layer_tensors import Reader, in_pair_order
+from sluice_runtime.model.quantised import format_from
+from sluice_runtime.model.rope_config import ROPE_TYPES, rope_from
+from sluice_runtime.model.spec import (
+    FEATURES,
+    Features,
+    ModelSpec,
+    dtype_of,
+    refuse_unknown_features,
+    shape_of,
+    windows_of,
+)
+from sluice_runtime.model.weights import Checkpoint, WeightSource
+from sluice_runtime.parallel.group import Group
+
+
+@dataclass(frozen=True)
+class NormNames:
+    """Names of a layer's norms in checkpoints; None: there is none."""
+
+    before_attention: str | None = "input_layernorm"
+    after_attention: str | None = None
+    before_mlp: str | None = "post_attention_layernorm"
+    after_mlp: str | None = None
+
+    @property
+    def count(self) -> int:
+        names = (self.before_attention, self.after_attention, self.before_mlp, self.after_mlp)
+        return sum(name is not None for name in names)
+
+
+@dataclass(frozen=True)
+class ExpertNames:
+    """Names of the part with experts and of an expert's matrices in checkpoints."""
+
+    part: str = "mlp"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+
+_DENSE: Final = ExpertNames()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """An architecture over the common decoder."""
+
+    norms: NormNames = NormNames()
+    norm_dtype: torch.dtype | None = None
+    """Type of norms; None: that of the matrices."""
+    qk_norm: bool = False
+    """Whether each head of queries and keys has an RMS norm before the rotation."""
+    qkv_bias: bool = False
+    """Whether queries, keys and values have biases."""
+    joined_gate_up: bool = False
+    """Whether a checkpoint has both inputs of the gated part in one matrix."""
+    experts: ExpertNames | None = None
+    """Names of the feed-forward parts of experts; None: there are none."""
+    partial_rotary: bool = False
+    """Whether partial_rotary_factor says which share of a head is rotated."""
+    rope_types: tuple[str, ...] = ROPE_TYPES
+    """Allowed types: those that transformers computes for the family."""
+    whole_every: int | None = None
+    """Distance of the layers that attend to all tokens, where the others have a window; None: no
+    layer has a window of its own."""
+    torch_only: str = ""
+    """Parts that plain torch alone computes, for people; empty: none."""
+    defaults: Config = field(default_factory=dict)
+    """Meaning of missing keys that are no sizes: those are in the contract's `DEFAULTS`."""
+    features: Features = field(default_factory=dict)
+    """Values of `FEATURES` that differ."""
+
+    def spec(self, config: Config) -> ModelSpec:
+        """Spec that a config.json of this family describes, with `defaults` for missing keys.
+
+        Raises:
+            ModelLoadError: names the key, its value and what is allowed.
+        """
+        read = EXPERT_COUNTS if self.experts else ()
+        features = {**FEATURES, **self.features}
+        features = {key: allowed for key, allowed in features.items() if key not in read}
+        every = self.whole_every
+        refuse_unknown_features(config, features, windows=every is not None)
+        shape = shape_of(config, experts=self.experts is not None)
+        rope, window_rope = self.ropes(config, shape.head_dim)
+        return ModelSpec(
+            **vars(shape),
+            architecture=architecture_of(config) or "",
+            norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            rope=rope,
+            dtype=dtype_of(config),
+            quantised=format_from(config),
+            windows=windows_of(config, shape.layers, every, window_rope) if every else None,
+            qkv_bias=self.qkv_bias,
+        ).serving(shape.context_length_tokens)
+
+    def ropes(self, config: Config, head_dim: int) -> tuple[Rope, Rope | None]:
+        """Rope of most layers, and that of layers with a window where it differs."""
+        return rope_from(config, head_dim, self.rope_types, partial=self.partial_rotary), None
+
+    def layer_shape(
+        self, spec: ModelSpec, group: Group, bank: AdapterBank | None = None
+    ) -> LayerShape:
+        """Shape of a layer on a rank of `group`."""
+        windows = spec.windows
+        return LayerShape(
+            spec.heads // group.size,
+            spec.kv_heads // group.size,
+            spec.head_dim,
+            spec.norm_eps,
+            group,
+            qkv_bias=spec.qkv_bias,
+            experts=spec.experts is not None,
+            post_norms=self.norms.after_attention is not None,
+            adapters=bank,
+            activation=spec.activation,
+            rule=AttentionRule(windows.tokens) if windows else None,
+            windows=windows.layers if windows else frozenset(),
+        )
+
+    def prefix(self, checkpoint: Checkpoint) -> str:
+        """Prefix of names in the checkpoint, but that of the head."""
+        return "model."
+
+    def source(self, checkpoint: Checkpoint, weights: WeightSource) -> WeightSource:
+        """The checkpoint's tensors, by the names that `prefix` and layers have here."""
+        return weights
+
+    def read_layer(self, reader: Reader, prefix: str, width: int, index: int = 0) -> LayerWeights:
+        """The layer that is called `prefix`; queries, keys and values have `width` inputs."""
+        layer = self.layer(reader, prefix, width, index)
+        reader.weights.settle()
+        return in_pair_order(layer, reader.spec)
+
+    def layer(self, reader: Reader, prefix: str, width: int, index: int) -> LayerWeights:
+        """Tensors of a layer, whose values are there once they are settled: see `read_layer`."""
+        spec, names, attention = reader.spec, self.norms, f"{prefix}.self_attn"
+        sizes = qkv_sizes(spec)
+
+        def norm(name: str | None) -> Tensor | None:
+            if name is None:
+                return None
+            return reader.norm(f"{prefix}.{name}", spec.hidden_size, self.norm_dtype)
+
+        attention_norm = norm(names.before_attention)
+        query, key, value = self.qkv(reader, attention, width)
+        return LayerWeights(
+            attention_norm=attention_norm,
+            query=query,
+            key=key,
+            value=value,
+            qkv_biases=tuple(
+                reader.bias(f"{attention}.{name}", size) for name, size in sizes.items()
+            )
+            if spec.qkv_bias
+            else None,
+            head_norms=(
+                reader.norm(f"{attention}.q_norm", spec.head_dim, self.norm_dtype),
+                reader.norm(f"{attention}.k_norm", spec.head_dim, self.norm_dtype),
+            )
+            if self.qk_norm
+            else None,
+            output=reader.matrix(f"{attention}.o_proj", spec.hidden_size, sizes["q_proj"]),
+            attention_post_norm=norm(names.after_attention),
+            mlp_norm=norm(names.before_mlp),
+            mlp=self.mlp(reader, prefix, index),
+            mlp_post_norm=norm(names.after_mlp),
+        )
+
+    def qkv(self, reader: Reader, attention: str, width: int) -> Iterator[Tensor]:
+        """Matrices of queries, keys and values."""
+        for name, size in qkv_sizes(reader.spec).items():
+            yield reader.matrix(f"{attention}.{name}", size, width)
+
+    def mlp(self, reader: Reader, prefix: str, index: int) -> MlpWeights | ExpertsWeights:
+        """Feed-forward part of a layer."""
+        spec, names = reader.spec, self.experts
+        if names is None or spec.experts is None or index not in spec.experts.layers:
+            return self._gated(reader, f"{prefix}.mlp", spec.intermediate_size, _DENSE)
+        return self.expert_part(reader, f"{prefix}.{names.part}", names, spec.experts)
+
+    def expert_part(
+        self, reader: Reader, part: str, names: ExpertNames, experts: Experts
+    ) -> ExpertsWeights:
+        """Feed-forward part of experts that is called `part`."""
+        return ExpertsWeights(
+            router=reader.matrix(f"{part}.gate", experts.count, reader.spec.hidden_size),
+            experts=[
+                self._gated(reader, f"{part}.experts.{number}", experts.width, names)
+                for number in range(experts.count)
+            ],
+            active=experts.active,
+            renormalised=experts.renormalised,
+        )
+
+    def _gated(self, reader: Reader, part: str, width: int, names: ExpertNames) -> MlpWeights:
+        hidden = reader.spec.hidden_size
+        if self.joined_gate_up:
+            gate, up = reader.fused(f"{part}.gate_up_proj", [width, width], hidden)
+        else:
+            gate, up = (
+                reader.matrix(f"{part}.{name}", width, hidden) for name in (names.gate, names.up)
+            )
+        return MlpWeights(gate, up, reader.matrix(f"{part}.{names.down}", hidden, width))
+
+    def last_norm(self, spec: ModelSpec, stored: Tensor) -> Tensor:
+        """Norm before the output layer, of the weights in the checkpoint."""
+        return stored
+
+    def norm_values(self, spec: ModelSpec, ranks: int) -> int:
+        """Weights of a layer's norms on one of `ranks` ranks."""
+        return self.norms.count * spec.hidden_size + (2 * spec.head_dim if self.qk_norm else 0)
+
+    def bias_values(self, spec: ModelSpec, ranks: int) -> int:
+        """Numbers beside matrices and norms that a rank's attention has in a layer."""
+        return sum(qkv_sizes(spec).values()) // ranks if spec.qkv_bias else 0
+
+    def expert_bias_values(self, spec: ModelSpec, experts: Experts, ranks: int) -> int:
+        """Biases of the experts of a layer, and of its router, on a rank."""
+        return 0
+
+    def expert_step_values(self, hidden: int, width: int) -> int:
+        """Numbers that an expert's step holds at once for a token, at most; `width`: a rank's."""
+        return max(2 * hidden, hidden + 2 * width, 4 * width)
+
+    def gathered_values(self, values: int, head_dim: int) -> int:
+        """Numbers that attention holds at once, which gathers so many `values` in plain torch."""
+        return values
+
+
+def qkv_sizes(spec: ModelSpec) -> Mapping[str, int]:
+    """Outputs of the matrices of queries, keys and values, by their names in checkpoints."""
+    keys = spec.kv_heads * spec.head_dim
+    return {"q_proj": spec.heads * spec.head_dim, "k_proj": keys, "v_proj": keys}

@@ -1,0 +1,25 @@
+"""Phi-3, Phi-3.5 and Phi-4: queries, keys and values are one matrix in the checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from torch import Tensor
+
+from sluice_runtime.model.families.family import Family, qkv_sizes
+from sluice_runtime.model.layer_tensors import Reader
+
+
+class _Phi3(Family):
+    def qkv(self, reader: Reader, attention: str, width: int) -> Iterator[Tensor]:
+        sizes = [*qkv_sizes(reader.spec).values()]
+        return reader.fused(f"{attention}.qkv_proj", sizes, width)
+
+
+PHI3: Final = _Phi3(
+    partial_rotary=True,
+    joined_gate_up=True,
+    rope_types=("default", "longrope"),
+    defaults={"original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
+)
