@@ -14,6 +14,7 @@ from sluice_runtime.errors import InvalidConfigError
 from sluice_runtime.grammar.vocabulary import token_bytes, unusable
 from sluice_runtime.kv.pool import PagePool
 from sluice_runtime.model.decoder import Decoder
+from sluice_runtime.model.families.registry import spec_from
 from sluice_runtime.model.files import (
     DRAFT_KEY,
     ModelFiles,
@@ -23,7 +24,7 @@ from sluice_runtime.model.files import (
 )
 from sluice_runtime.model.layer_tensors import Placement
 from sluice_runtime.model.load import load_model
-from sluice_runtime.model.spec import ModelSpec, spec_from
+from sluice_runtime.model.spec import ModelSpec
 
 if TYPE_CHECKING:
     from sluice_runtime.engine.draft import DraftModel
