@@ -135,7 +135,7 @@ async def _until(service: Service, field: str, least: int) -> None:
     """Returns when each decode engine has so many."""
     while True:
         loads = [await asyncio.to_thread(engine.load) for engine in service.decodes]
-        if all(getattr(load, field) >= least for load in loads):
+        if all(getattr(load.figures, field) >= least for load in loads):
             return
         await asyncio.sleep(0.02)  # another process's reports
 
