@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 from sluice_contract.cluster.labels import Role
-from sluice_contract.http_headers import REQUEST_ID_HEADER
+from sluice_contract.http_heads import REQUEST_ID_HEADER
 
 from e2e.cluster.provider import Cluster
 from e2e.kubectl import Kubectl

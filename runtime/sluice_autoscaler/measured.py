@@ -163,10 +163,9 @@ def _rows(engine: EngineSample) -> float:
 
 
 def _pending_share(engines: Sequence[EngineSample]) -> float:
-    figures = [engine.figures for engine in engines]
-    without_pages = sum(each.queues.prealloc for each in figures)
-    admitted = without_pages + sum(each.running_requests for each in figures)
-    pending = without_pages + sum(each.queues.transfer for each in figures)
+    without_pages = sum(engine.figures.queues.prealloc for engine in engines)
+    admitted = without_pages + sum(engine.figures.running_requests for engine in engines)
+    pending = without_pages + sum(engine.figures.queues.transfer for engine in engines)
     return min(1.0, pending / admitted) if admitted else 0.0
 
 

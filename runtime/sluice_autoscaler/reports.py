@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Final
 
 from sluice_contract.cluster.labels import Role
+from sluice_contract.wire.load import EngineFigures, HandoverQueues, SloCounts
 
 from sluice_autoscaler.sample import EngineSample
 
@@ -21,6 +22,7 @@ COLD_REQUESTS: Final = 3
 MAX_COUNT: Final = 1e15
 """No count, total or rate of one engine is greater."""
 MAX_SECONDS: Final = 1e7
+_SECONDS: Final = frozenset({"queued_work_seconds", "itl_seconds"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +70,23 @@ def reports_of(engines: Iterable[EngineSample], role: Role) -> Reports:
 
 def possible(engine: EngineSample) -> bool:
     """Whether every number is possible."""
-    numbers = asdict(engine.figures)
-    numbers |= numbers.pop("queues") | (asdict(engine.slo) if engine.slo else {})
-    numbers["max_running_requests"] = engine.max_running_requests
-    limits = {"queued_work_seconds": MAX_SECONDS, "itl_seconds": MAX_SECONDS}
+    parts = (engine.figures, engine.figures.queues, *((engine.slo,) if engine.slo else ()))
     return (
         engine.age_seconds >= 0
-        and all(
-            _within(value, limits.get(name, MAX_COUNT))
-            for name, value in numbers.items()
-            if value is not None
-        )
+        and all(_possible_numbers(part) for part in parts)
+        and _within(engine.max_running_requests, MAX_COUNT)
         and _within(engine.figures.kv_used, 1.0)
     )
+
+
+def _possible_numbers(part: EngineFigures | HandoverQueues | SloCounts) -> bool:
+    for name in part.__slots__:
+        value = getattr(part, name)
+        if isinstance(value, int | float):
+            most = MAX_SECONDS if name in _SECONDS else MAX_COUNT
+            if not _within(value, most):
+                return False
+    return True
 
 
 def warm(engine: EngineSample) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pydantic_core
 
-from sluice_contract.http_limits import MAX_HEAD_BYTES, MAX_HEADER_BYTES, MAX_HEADERS
+from sluice_contract.http_heads import MAX_HEAD_BYTES, MAX_HEADER_BYTES, MAX_HEADERS
 from sluice_contract.log_lines import shown
 
 INVALID_REQUEST: Final = "invalid_request_error"

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from aiohttp import web
 from sluice_contract import http_errors
-from sluice_contract.http_headers import REQUEST_ID_HEADER
+from sluice_contract.http_heads import REQUEST_ID_HEADER
 from sluice_contract.wire.spans import TRACEPARENT_HEADER, Attributes, AttributeValue, trace_id
 
 from sluice_router import edge

@@ -13,8 +13,7 @@ from http import HTTPStatus
 from aiohttp import web
 from sluice_contract import http_errors
 from sluice_contract.http_errors import COUNT_TOKENS_PATH
-from sluice_contract.http_headers import ROUTING_KEY_HEADER
-from sluice_contract.http_limits import BODY_SECONDS
+from sluice_contract.http_heads import BODY_SECONDS, ROUTING_KEY_HEADER
 
 from sluice_router import edge
 from sluice_router.accounting import (

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import aiohttp
 from sluice_contract.http_errors import TENANT_FULL
-from sluice_contract.http_headers import REQUEST_ID_HEADER
+from sluice_contract.http_heads import REQUEST_ID_HEADER
 from sluice_contract.wire.handover import PREFILL_HEADER, Bound, Keys
 from sluice_contract.wire.private_calls import PRIVATE_HEADER, signed_call
 from sluice_contract.wire.spans import TRACEPARENT_HEADER
@@ -59,7 +59,7 @@ KEEPALIVE_INTERVAL_SECONDS: Final = 5
 KEEPALIVE_PROBES: Final = 3
 UNACKNOWLEDGED_MILLISECONDS: Final = 25_000
 IDLE_SECONDS: Final = 4.0
-"""Well below `http_limits.IDLE_CONNECTION_SECONDS`, after which engines close a connection: no
+"""Well below `http_heads.IDLE_CONNECTION_SECONDS`, after which engines close a connection: no
 request must be sent on one that is just being closed."""
 
 

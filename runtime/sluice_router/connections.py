@@ -17,7 +17,7 @@ import aiohttp
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from sluice_contract import http_errors
-from sluice_contract.http_limits import HEAD_SECONDS, MAX_HEAD_BYTES, MAX_HEADER_BYTES, MAX_HEADERS
+from sluice_contract.http_heads import HEAD_SECONDS, MAX_HEAD_BYTES, MAX_HEADER_BYTES, MAX_HEADERS
 
 from sluice_router.errors import BadRequestError, OverloadedError, RouterError
 from sluice_router.head_bytes import HeadBytes, size_of

@@ -26,7 +26,7 @@ from sluice_contract.config.cors import (
     Cors,
 )
 from sluice_contract.http_errors import Mistake
-from sluice_contract.http_headers import (
+from sluice_contract.http_heads import (
     REQUEST_ID_HEADER,
     ROUTING_KEY_HEADER,
     is_acceptable_request_id,

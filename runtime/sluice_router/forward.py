@@ -28,7 +28,7 @@ from typing import Final
 from aiohttp import web
 from sluice_contract.cluster.labels import Role
 from sluice_contract.config.router import Upstream
-from sluice_contract.http_headers import REQUEST_ID_HEADER
+from sluice_contract.http_heads import REQUEST_ID_HEADER
 
 from sluice_router.attempts import Call, Reply, Sender
 from sluice_router.engines import Clock, EngineState, Fleet, has_capacity, with_adapter

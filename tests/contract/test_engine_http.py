@@ -7,7 +7,7 @@ import json
 
 import pytest
 from sluice_contract.http_errors import ENGINE_DIED
-from sluice_contract.http_limits import IDLE_CONNECTION_SECONDS
+from sluice_contract.http_heads import IDLE_CONNECTION_SECONDS
 from sluice_router import attempts, edge
 from sluice_runtime.errors import EngineDiedError, UnavailableError
 from sluice_runtime.server.failures import error_response

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import httpx
-from sluice_contract.http_headers import REQUEST_ID_HEADER
+from sluice_contract.http_heads import REQUEST_ID_HEADER
 from sluice_contract.wire.handover import PREFILL_HEADER, Bound, PrefillRef, signed_header
 
 from tests.disaggregated.asking import Request

@@ -14,7 +14,7 @@ from typing import Any
 
 from aiohttp import web
 from msgspec.structs import replace
-from sluice_contract.http_headers import REQUEST_ID_HEADER
+from sluice_contract.http_heads import REQUEST_ID_HEADER
 from sluice_contract.wire.handover import refuse_other_body
 from sluice_contract.wire.private_calls import (
     MORE_LINE,

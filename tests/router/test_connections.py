@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from sluice_contract.config.router import Auth
-from sluice_contract.http_limits import MAX_HEAD_BYTES
+from sluice_contract.http_heads import MAX_HEAD_BYTES
 from sluice_router import connections, listener
 
 from tests.patience import PATIENCE_SECONDS

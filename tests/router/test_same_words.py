@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 import pytest_asyncio
-from sluice_contract.http_limits import MAX_HEADER_BYTES, MAX_HEADERS
+from sluice_contract.http_heads import MAX_HEADER_BYTES, MAX_HEADERS
 from sluice_runtime.wire.transport import private_endpoint
 
 from tests.patience import PATIENCE_SECONDS

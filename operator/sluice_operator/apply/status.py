@@ -36,7 +36,7 @@ class WritePace:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._written: dict[str, float] = {}
-        """When a status was last written, by the object's uid; the oldest first."""
+        """Time of the last write of each status, by the object's uid; the oldest first."""
 
     def wait_seconds(self, live: Manifest, status: Manifest) -> float:
         """How long `status` has to wait, in place of `live`'s; 0: not at all."""

@@ -50,9 +50,9 @@ class LeaseName:
 
 @dataclass(frozen=True)
 class LeaseTiming:
-    """In seconds. A holder that could not renew for two thirds of `duration` begins no write any
-    more. Half of the rest is for its requests in flight and for its end, the other half for
-    different clock speeds."""
+    """Times of a Lease, in seconds. A holder that could not renew for two thirds of `duration`
+    begins no write any more. Half of the rest is for its requests in flight and for its end, the
+    other half for different clock speeds."""
 
     duration: int = 15
 

@@ -10,7 +10,7 @@ from typing import Annotated, Final
 from pydantic import Field, StringConstraints
 
 from sluice_contract.base import UNORDERED, ContractModel
-from sluice_contract.http_headers import (
+from sluice_contract.http_heads import (
     CLIENT_REQUEST_ID_HEADER,
     IGNORED_FIELDS_HEADER,
     REQUEST_ID_HEADER,

@@ -25,8 +25,7 @@ from sluice_contract.error_text import (
     text_of,
     unknown_field,
 )
-from sluice_contract.http_headers import ROUTING_KEY_HEADER, is_acceptable_routing_key
-from sluice_contract.http_limits import BODY_SECONDS
+from sluice_contract.http_heads import BODY_SECONDS, ROUTING_KEY_HEADER, is_acceptable_routing_key
 from sluice_contract.log_lines import shown, shown_json
 from sluice_contract.wire.json_weight import LIGHT_BYTES, MAX_VALUES, count_values
 from sluice_contract.wire.spans import TRACEPARENT_HEADER, trace_id

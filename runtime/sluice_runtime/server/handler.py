@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 import msgspec
 from fastapi import Request
-from sluice_contract.http_headers import (
+from sluice_contract.http_heads import (
     CLIENT_REQUEST_ID_HEADER,
     IGNORED_FIELDS_HEADER,
     is_acceptable_request_id,

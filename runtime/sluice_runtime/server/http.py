@@ -18,8 +18,12 @@ import msgspec
 import uvicorn
 from sluice_contract import http_errors
 from sluice_contract.http_errors import ANTHROPIC_PATHS, Mistake, head_too_large
-from sluice_contract.http_headers import REQUEST_ID_HEADER, is_acceptable_request_id
-from sluice_contract.http_limits import HEAD_SECONDS, IDLE_CONNECTION_SECONDS
+from sluice_contract.http_heads import (
+    HEAD_SECONDS,
+    IDLE_CONNECTION_SECONDS,
+    REQUEST_ID_HEADER,
+    is_acceptable_request_id,
+)
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sluice_contract.http_headers import CLIENT_REQUEST_ID_HEADER, IGNORED_FIELDS_HEADER
+from sluice_contract.http_heads import CLIENT_REQUEST_ID_HEADER, IGNORED_FIELDS_HEADER
 from sluice_runtime.wire.messages import Generate
 
 from tests.runtime.server.conftest import MODEL, Server

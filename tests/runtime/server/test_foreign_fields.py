@@ -7,7 +7,7 @@ from typing import Any
 
 import openai
 import pytest
-from sluice_contract.http_headers import IGNORED_FIELDS_HEADER
+from sluice_contract.http_heads import IGNORED_FIELDS_HEADER
 from sluice_runtime.wire.messages import Generate, Grammar
 
 from tests.runtime.grammar.drawing import accepts, matcher_of

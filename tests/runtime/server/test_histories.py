@@ -9,7 +9,7 @@ from typing import Any
 import jinja2
 import openai
 import pytest
-from sluice_contract.http_headers import IGNORED_FIELDS_HEADER
+from sluice_contract.http_heads import IGNORED_FIELDS_HEADER
 from sluice_runtime.model.chat_template import ChatTemplate, compiled_template
 from sluice_runtime.server.tools.formats import HERMES
 from sluice_runtime.server.tools.request import CalledFunction

@@ -8,7 +8,7 @@ from typing import Any
 
 import openai
 import pytest
-from sluice_contract.http_headers import IGNORED_FIELDS_HEADER
+from sluice_contract.http_heads import IGNORED_FIELDS_HEADER
 from sluice_runtime.model.chat_template import compiled_template
 from sluice_runtime.server.handler import _with_changes
 from sluice_runtime.server.prompts import ChoicePlan

@@ -1,4 +1,4 @@
-"""The registry of architectures: a `Family` for each name."""
+"""The registry of architectures: a `Family` for each name, here where values alone describe it."""
 
 from __future__ import annotations
 
@@ -8,20 +8,26 @@ from typing import Final
 from sluice_contract.config.model_shape import language_model
 
 from sluice_runtime.model.config_json import Config, refused
-from sluice_runtime.model.families.family import Family
+from sluice_runtime.model.families.family import ExpertNames, Family
 from sluice_runtime.model.families.gemma3 import GEMMA3, GEMMA3_WITH_VISION
 from sluice_runtime.model.families.glm import GLM, GLM4
 from sluice_runtime.model.families.gpt_oss import GPT_OSS
 from sluice_runtime.model.families.granite import GRANITE
 from sluice_runtime.model.families.olmo2 import OLMO2
 from sluice_runtime.model.families.phi3 import PHI3
-from sluice_runtime.model.families.plain import LLAMA, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE
 from sluice_runtime.model.spec import ModelSpec
 
+LLAMA: Final = Family()
+"""Llama and Mistral."""
+MIXTRAL: Final = Family(
+    experts=ExpertNames("block_sparse_moe", "w1", "w3", "w2"),
+    defaults={"rms_norm_eps": 1e-5, "rope_theta": 1e6},
+)
+
 ARCHITECTURES: Final[Mapping[str, Family]] = {
-    "Qwen3ForCausalLM": QWEN3,
-    "Qwen2ForCausalLM": QWEN2,
-    "Qwen3MoeForCausalLM": QWEN3_MOE,
+    "Qwen3ForCausalLM": Family(qk_norm=True),
+    "Qwen2ForCausalLM": Family(qkv_bias=True),
+    "Qwen3MoeForCausalLM": Family(qk_norm=True, experts=ExpertNames()),
     "LlamaForCausalLM": LLAMA,
     "MistralForCausalLM": LLAMA,
     "MixtralForCausalLM": MIXTRAL,

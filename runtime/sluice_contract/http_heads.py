@@ -1,4 +1,5 @@
-"""Names of headers that clients, routers and engines send, and which values are harmless."""
+"""Heads of requests and responses: names of our headers, which values are harmless in them, and the
+most bytes and time that a head or a body may take."""
 
 from __future__ import annotations
 
@@ -29,3 +30,21 @@ def is_acceptable_request_id(request_id: str) -> bool:
 def is_acceptable_routing_key(routing_key: str) -> bool:
     """Whether a routing key has the characters and the length that engines take."""
     return _ACCEPTABLE_ROUTING_KEY.fullmatch(routing_key) is not None
+
+
+MAX_HEADERS: Final = 64
+
+MAX_HEADER_BYTES: Final = 8190
+"""Most bytes of one header, its name included, and of the request's target."""
+
+MAX_HEAD_BYTES: Final = 131_072
+"""Most bytes of target and headers in all, and of a chunked body's trailers."""
+
+HEAD_SECONDS: Final = 60.0
+"""Longest time from a connection's start, or a request's first byte, to the end of its head."""
+
+BODY_SECONDS: Final = 60.0
+"""Longest time that a body may take to arrive."""
+
+IDLE_CONNECTION_SECONDS: Final = 75
+"""How long an engine keeps an idle connection."""
