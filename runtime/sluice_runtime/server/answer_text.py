@@ -15,7 +15,7 @@ from typing import Final, Literal
 import msgspec
 
 from sluice_runtime.model.tokenizer import Tokenizer
-from sluice_runtime.server.prompts import ChoicePlan
+from sluice_runtime.server.choice_plans import ChoicePlan
 from sluice_runtime.server.token_text import ScoredToken, TokenTexts
 from sluice_runtime.server.tools.calls import CallPart, whole_calls
 from sluice_runtime.server.tools.source import possible_start

@@ -25,6 +25,7 @@ from sluice_runtime.errors import InvalidRequestError, UnavailableError
 from sluice_runtime.server import response_models
 from sluice_runtime.server.answer_text import Detokenizer
 from sluice_runtime.server.body import parse_body, parse_request, read_body, refuse_heavy
+from sluice_runtime.server.choice_plans import plan_chat, plan_completion
 from sluice_runtime.server.engine_client import LOADING_SECONDS
 from sluice_runtime.server.failures import install_error_handlers
 from sluice_runtime.server.generate_request import GenerateRequest, plan_generate
@@ -53,7 +54,7 @@ from sluice_runtime.server.openapi import (
     named_events,
     signed_call,
 )
-from sluice_runtime.server.prompts import Planner
+from sluice_runtime.server.prompts import ServedModel, token_ids
 from sluice_runtime.server.protocol import (
     MAX_PROMPT_TOKENS,
     AbortRequest,
@@ -84,12 +85,12 @@ from sluice_runtime.server.streaming import WholeAnswer
 
 COMPLETIONS: Final = Route(
     CompletionRequest,
-    Planner.plan_completion,
+    plan_completion,
     chunk_writer(CompletionShape()),
     "cmpl-",
     "text_completion",
 )
-CHAT: Final = Route(ChatRequest, Planner.plan_chat, chunk_writer(ChatShape()), "chatcmpl-")
+CHAT: Final = Route(ChatRequest, plan_chat, chunk_writer(ChatShape()), "chatcmpl-")
 RESPONSES: Final = Route(ResponsesRequest, plan_response, ResponseWriter, "resp_")
 MESSAGES: Final = Route(MessagesRequest, plan_message, MessageWriter, "msg_")
 COUNT_TOKENS: Final = Route(CountTokensRequest, plan_message, MessageWriter, "msg_")
@@ -217,8 +218,8 @@ def _tokens(service: Service) -> APIRouter:
     )
     async def tokenize(request: Request) -> Response:
         """The token ids of a prompt, or of a conversation with its chat template."""
-        planner, content = service.planner(), await _senders_body(service, request)
-        answer, changes = await asyncio.to_thread(_tokenized, service, planner, content)
+        model, content = service.served_model(), await _senders_body(service, request)
+        answer, changes = await asyncio.to_thread(_tokenized, service, model, content)
         response = WholeAnswer(answer)
         response.headers.update(ignored_header(changes))
         return response
@@ -230,8 +231,8 @@ def _tokens(service: Service) -> APIRouter:
     )
     async def detokenize(request: Request) -> Response:
         """The text of token ids."""
-        planner, content = service.planner(), await _senders_body(service, request)
-        return WholeAnswer(await asyncio.to_thread(_detokenized, service, planner, content))
+        model, content = service.served_model(), await _senders_body(service, request)
+        return WholeAnswer(await asyncio.to_thread(_detokenized, service, model, content))
 
     return router
 
@@ -267,9 +268,9 @@ def _anthropic(service: Service) -> APIRouter:
     return router
 
 
-def _tokenized(service: Service, planner: Planner, content: bytes) -> tuple[bytes, Sequence[str]]:
+def _tokenized(service: Service, model: ServedModel, content: bytes) -> tuple[bytes, Sequence[str]]:
     """The answer, and what the chat template made of a conversation."""
-    refuse_heavy(ChatRequest, content, planner.limits.request_tokens)
+    refuse_heavy(ChatRequest, content, model.limits.request_tokens)
     tokens_request = parse_body(TokenizeRequest, content)
     if (tokens_request.prompt is None) == (tokens_request.messages is None):
         raise InvalidRequestError("prompt: allowed: either prompt or messages", "prompt")
@@ -277,21 +278,22 @@ def _tokenized(service: Service, planner: Planner, content: bytes) -> tuple[byte
     kind: type[CompletionRequest | ChatRequest] = (
         CompletionRequest if tokens_request.messages is None else ChatRequest
     )
-    ids, changes = planner.token_ids(parse_request(kind, content, strict=False).request)
+    request = parse_request(kind, content, strict=False).request
+    ids, changes = token_ids(model, request, service.clocks.unix())
     strings = None
     if tokens_request.return_token_strs:
-        strings = [planner.text.tokenizer.token_name(token) for token in ids]
-    longest = planner.limits.context_length_tokens
+        strings = [model.text.tokenizer.token_name(token) for token in ids]
+    longest = model.limits.context_length_tokens
     answer = {"count": len(ids), "max_model_len": longest, "tokens": ids, "token_strs": strings}
     return msgspec.json.encode(answer), changes
 
 
-def _detokenized(service: Service, planner: Planner, content: bytes) -> bytes:
+def _detokenized(service: Service, model: ServedModel, content: bytes) -> bytes:
     refuse_heavy(DetokenizeRequest, content, MAX_PROMPT_TOKENS)
     tokens_request = parse_body(DetokenizeRequest, content)
     service.adapter_key(tokens_request.model)
-    refuse_unknown_tokens("tokens", tokens_request.tokens, planner.vocabulary_size)
-    detokenizer = Detokenizer(planner.text.tokenizer, planner.text.special_texts)
+    refuse_unknown_tokens("tokens", tokens_request.tokens, model.vocabulary_size)
+    detokenizer = Detokenizer(model.text.tokenizer, model.text.special_texts)
     text = detokenizer.push(tokens_request.tokens) + detokenizer.finish()
     return msgspec.json.encode({"prompt": text})
 

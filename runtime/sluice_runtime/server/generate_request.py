@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     BeforeValidator,
@@ -21,7 +21,9 @@ from pydantic import (
 )
 from sluice_contract.log_lines import shown_json
 
+from sluice_runtime.server.choice_plans import ChoicePlan, RequestContext, plan_prompts
 from sluice_runtime.server.fields import INT64, Empty, SamplingFields, json_within
+from sluice_runtime.server.prompts import Prompt, ServedModel, encoded
 from sluice_runtime.server.protocol import (
     MAX_LOGPROBS,
     GenerationRequest,
@@ -31,9 +33,6 @@ from sluice_runtime.server.protocol import (
 )
 from sluice_runtime.server.responses.translation import plan_under_other_names
 from sluice_runtime.server.structured import GrammarText, SchemaOrText, TagOrText
-
-if TYPE_CHECKING:
-    from sluice_runtime.server.prompts import ChoicePlan, Planner
 
 _DEFAULTS: Final[dict[str, Any]] = {
     "max_tokens": 128, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0,
@@ -201,7 +200,19 @@ def _comparable(name: str, value: Any) -> Any:
     return value
 
 
-def plan_generate(planner: Planner, request: GenerateRequest) -> list[ChoicePlan]:
-    """The one plan; raises like `Planner.plan_generate`, with the client's names."""
-    plan = partial(planner.plan_generate, request.translated)
-    return [plan_under_other_names(plan, request.names)]
+def plan_generate(
+    model: ServedModel, context: RequestContext, request: GenerateRequest
+) -> list[ChoicePlan]:
+    """The one plan; raises like `plan_prompts`, with the client's names."""
+    plans = partial(_plans, model, context, request.translated)
+    return [plan_under_other_names(plans, request.names)]
+
+
+def _plans(
+    model: ServedModel, context: RequestContext, request: GenerateRequest
+) -> list[ChoicePlan]:
+    if request.input_ids is not None:
+        return plan_prompts(model, context, request, [Prompt(request.input_ids)], "input_ids")
+    assert request.text is not None, "parsing has refused it"
+    prompt = Prompt(encoded(model, request, request.text, "text"))
+    return plan_prompts(model, context, request, [prompt], "text")

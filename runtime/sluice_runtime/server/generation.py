@@ -17,8 +17,8 @@ from sluice_contract.wire.private_calls import CallHead
 
 from sluice_runtime.model.tokenizer import Tokenizer
 from sluice_runtime.server.answer_text import AnswerText, Piece
+from sluice_runtime.server.choice_plans import ChoicePlan
 from sluice_runtime.server.engine_client import EngineClient
-from sluice_runtime.server.prompts import ChoicePlan
 from sluice_runtime.server.reasoning.parser import ReasoningParser
 from sluice_runtime.server.token_stream import CREDIT_TOKENS, TokenStream
 from sluice_runtime.server.token_text import TokenTexts

@@ -11,7 +11,7 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 from urllib.parse import quote
@@ -46,10 +46,11 @@ from sluice_runtime.server.body import (
     routing_key_of,
     traceparent_of,
 )
+from sluice_runtime.server.choice_plans import ChoicePlan, RequestContext
 from sluice_runtime.server.failures import error_body, log_unforeseen
 from sluice_runtime.server.fields import MAX_IGNORED_FIELDS, AnsweredRequest
 from sluice_runtime.server.generation import Caller, Generator, ResumableChoice
-from sluice_runtime.server.prompts import ChoicePlan, Planner
+from sluice_runtime.server.prompts import ServedModel, unread_options
 from sluice_runtime.server.request_span import GenerationFacts, Operation, RequestSpan
 from sluice_runtime.server.response_writers import Chunk, Envelope, Usage, Writer, is_light
 from sluice_runtime.server.resumption import (
@@ -60,7 +61,7 @@ from sluice_runtime.server.resumption import (
     streamed_events,
     whole_event,
 )
-from sluice_runtime.server.service import Service
+from sluice_runtime.server.service import Service, draw_seed
 from sluice_runtime.server.signed_headers import (
     SignedHeaders,
     apply_tenant,
@@ -94,7 +95,7 @@ class Route(Generic[RequestT]):
     """A route that generates, as far as it differs from the others."""
 
     kind: type[RequestT]
-    plan: Callable[[Planner, RequestT], list[ChoicePlan]]
+    plan: Callable[[ServedModel, RequestContext, RequestT], list[ChoicePlan]]
     writer: Callable[[RequestT, Envelope, Usage], Writer]
     id_prefix: str
     operation: Operation = "chat"
@@ -150,11 +151,11 @@ class RequestHandler:
         try:
             signed = read_signed_headers(request, self._service.role_check)
             routing_key = routing_key_of(request) or signed.tenant_salt
-            planner, generator = self._service.planner(), self._service.generator()
+            model, generator = self._service.served_model(), self._service.generator()
             # Before any work for it; `open_all` checks again, with all of its choices.
             self._service.client.check_capacity(1, signed.tenant_salt)
             body = await read_body(request, self._max_body_bytes(signed))
-            planned = await asyncio.to_thread(self._plan, route, planner, generator, body, signed)
+            planned = await asyncio.to_thread(self._plan, route, model, generator, body, signed)
         except ClientDisconnect:
             return _client_gone()
         except RequestError:
@@ -186,22 +187,23 @@ class RequestHandler:
 
     async def count_tokens(self, route: Route[Any], request: Request) -> Response:
         """How many tokens the prompt of a request has."""
-        planner = self._service.planner()
+        model = self._service.served_model()
         try:
             body = await read_body(request, self._service.identity.max_body_bytes)
         except ClientDisconnect:
             return _client_gone()
         self._service.signatures.check_sender(request, body)
-        tokens, ignored = await asyncio.to_thread(self._count, route, planner, body)
+        tokens, ignored = await asyncio.to_thread(self._count, route, model, body)
         self._service.log_ignored(ignored)
         response = WholeAnswer(msgspec.json.encode({"input_tokens": tokens}))
         response.headers.update(ignored_header(ignored))
         return response
 
-    def _count(self, route: Route[Any], planner: Planner, body: bytes) -> tuple[int, list[str]]:
-        parsed, ignored = self._parsed(route, planner, body, None)
-        self._service.adapter_key(parsed.requested_model)
-        plans = route.plan(planner, parsed)
+    def _count(self, route: Route[Any], model: ServedModel, body: bytes) -> tuple[int, list[str]]:
+        parsed, ignored = self._parsed(route, model, body, None)
+        adapter = self._service.adapter_key(parsed.requested_model)
+        context = RequestContext(draw_seed(), self._service.clocks.unix(), adapter)
+        plans = route.plan(model, context, parsed)
         ignored = _with_changes(ignored, plans)
         return sum(len(plan.prompt_ids) for plan in plans), ignored
 
@@ -212,7 +214,7 @@ class RequestHandler:
     def _plan(
         self,
         route: Route[Any],
-        planner: Planner,
+        model: ServedModel,
         generator: Generator,
         body: bytes,
         signed: SignedHeaders,
@@ -222,20 +224,17 @@ class RequestHandler:
         head = CallHead(0)
         if signed.private:
             head, body = split_call(body, self._service.identity.max_body_bytes)
-            seed = head.seed
-            planner = replace(planner, draw_seed=lambda: seed)
         envelope = self._envelope(route, head.resume)
-        planner = replace(planner, unix_seconds=envelope.created_unix)
-        parsed, ignored = self._parsed(route, planner, body, signed.tenant)
+        parsed, ignored = self._parsed(route, model, body, signed.tenant)
         adapter = self._service.adapter_key(parsed.requested_model)
-        planner = replace(planner, adapter=adapter)
-        plans = route.plan(planner, parsed)
+        seed = head.seed if signed.private else draw_seed()
+        plans = route.plan(model, RequestContext(seed, envelope.created_unix, adapter), parsed)
         ignored = _with_changes(ignored, plans)
         read = partial(generator.reader, response_id=envelope.response_id)
         start = None
         if signed.private:
             start = self._start(envelope, plans, parsed.choices, adapter)
-            choices = resumable_choices(plans, start, head.resume, planner.vocabulary_size, read)
+            choices = resumable_choices(plans, start, head.resume, model.vocabulary_size, read)
         else:
             choices = [ResumableChoice(read(plan)) for plan in plans]
         return PlannedRequest(
@@ -245,16 +244,16 @@ class RequestHandler:
     def _parsed(
         self,
         route: Route[RequestT],
-        planner: Planner,
+        model: ServedModel,
         body: bytes,
         tenant: TenantClaims | None,
     ) -> tuple[RequestT, list[str]]:
         """The request and its unknown fields."""
         strict = self._service.identity.strict_requests
-        refuse_heavy(route.kind, body, planner.limits.request_tokens)
+        refuse_heavy(route.kind, body, model.limits.request_tokens)
         request, ignored = parse_request(route.kind, body, strict=strict)
         ignored += _skipped(request, strict=strict)
-        ignored += planner.unread_options(request, strict=strict)
+        ignored += unread_options(model.text, request, strict=strict)
         return request if tenant is None else apply_tenant(request, tenant), _quoted(ignored)
 
     def _start(

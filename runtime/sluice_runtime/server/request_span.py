@@ -16,9 +16,9 @@ from sluice_contract.wire.spans import AttributeValue, Record, Span, record_part
 
 from sluice_runtime.process.spans import DECODE, ENGINE, PREFILL
 from sluice_runtime.server.answer_text import Piece
+from sluice_runtime.server.choice_plans import ChoicePlan
 from sluice_runtime.server.failures import error_type
 from sluice_runtime.server.fields import AnsweredRequest
-from sluice_runtime.server.prompts import ChoicePlan
 from sluice_runtime.server.response_writers import Envelope, Usage
 
 PROVIDER: Final = "sluice"

@@ -31,9 +31,9 @@ from sluice_contract.wire.private_calls import (
 )
 
 from sluice_runtime.server.answer_text import Piece
+from sluice_runtime.server.choice_plans import ChoicePlan
 from sluice_runtime.server.failures import MistakenError
 from sluice_runtime.server.generation import ChoiceReader, EarlierTokens, ResumableChoice, replay
-from sluice_runtime.server.prompts import ChoicePlan
 from sluice_runtime.server.response_writers import Writer, is_light
 from sluice_runtime.server.streaming import CommentedEvent
 from sluice_runtime.wire.messages import TokenLogprob

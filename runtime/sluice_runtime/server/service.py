@@ -33,7 +33,7 @@ from sluice_runtime.server.failures import ModelNotFoundError
 from sluice_runtime.server.generation import Generator
 from sluice_runtime.server.http import Gate
 from sluice_runtime.server.metrics import EngineMetrics
-from sluice_runtime.server.prompts import ModelText, Planner
+from sluice_runtime.server.prompts import ModelText, ServedModel
 from sluice_runtime.server.signed_headers import RoleCheck, SignatureCheck
 from sluice_runtime.wire.messages import EngineReady, HandoverLoad
 
@@ -169,18 +169,15 @@ class Service:
             raise ModelNotFoundError(model, (*names, *adapters))
         return adapters[model]
 
-    def planner(self) -> Planner:
-        """The planner for the loaded model; raises UnavailableError while it loads."""
+    def served_model(self) -> ServedModel:
+        """The loaded model and this server's bounds; raises UnavailableError while it loads."""
         text, engine = self.text, self.client.ready
         if text is None or engine is None:
             raise UnavailableError("the model is being loaded")
-        limits = Limits(engine.context_length_tokens, engine.kv_pool_tokens)
-        return Planner(
+        return ServedModel(
             text,
-            limits,
+            Limits(engine.context_length_tokens, engine.kv_pool_tokens),
             engine.vocabulary_size,
-            draw_seed,
-            self.clocks.unix(),
             max_choices=self.identity.max_choices,
             strict=self.identity.strict_requests,
         )

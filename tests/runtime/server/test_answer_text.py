@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sluice_runtime.model.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer
 from sluice_runtime.server.answer_text import AnswerText, Detokenizer, Piece, StopStrings, joined
-from sluice_runtime.server.prompts import ChoicePlan
+from sluice_runtime.server.choice_plans import ChoicePlan
 from sluice_runtime.server.token_text import TokenTexts
 from sluice_runtime.wire.messages import Sampling, TokenDelta, TokenLogprob
 from tokenizers import decoders, models, pre_tokenizers

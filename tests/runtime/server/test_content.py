@@ -16,9 +16,10 @@ from sluice_runtime.model.chat_template import compiled_template
 from sluice_runtime.model.tokenizer import ByteTokenizer
 from sluice_runtime.scheduler.limits import Limits
 from sluice_runtime.server.body import parse_request
+from sluice_runtime.server.choice_plans import ChoicePlan, RequestContext, plan_chat
 from sluice_runtime.server.messages.request import MessagesRequest
 from sluice_runtime.server.messages.translation import plan_message
-from sluice_runtime.server.prompts import ChoicePlan, ModelText, Planner
+from sluice_runtime.server.prompts import ModelText, ServedModel
 from sluice_runtime.server.protocol import ChatRequest
 from sluice_runtime.server.responses.request import ResponsesRequest
 from sluice_runtime.server.responses.translation import plan_response
@@ -34,13 +35,12 @@ SOURCE = (
     "{% endfor %}"
 )
 TEMPLATE: Final = compiled_template(SOURCE, {}, "a test")
-PLANNER: Final = Planner(
+SERVED: Final = ServedModel(
     replace(ModelText(ByteTokenizer(), TEMPLATE, Defaults()), tool_format=HERMES),
     Limits(context_length_tokens=100_000, kv_pool_tokens=100_000),
     vocabulary_size=259,
-    draw_seed=lambda: 1,
-    unix_seconds=0.0,
 )
+CONTEXT: Final = RequestContext(seed=1, unix_seconds=0.0)
 KINDS: Final[dict[str, list[str]]] = {
     "chat": ["image_url", "input_audio", "file", "video_url", "thinking", "odd"],
     "responses": ["input_image", "input_file", "input_audio", "computer_screenshot", "odd"],
@@ -53,10 +53,11 @@ ITEMS: Final = [
     "item_reference", "shell_call", "apply_patch_call", "tool_search_call", "compaction", "odd",
 ]  # fmt: skip
 BLOCKS: Final = ["server_tool_use", "web_search_tool_result", "mcp_tool_use", "fallback"]
-PLANS: Final[dict[str, tuple[Any, Callable[[Any], list[ChoicePlan]]]]] = {
-    "chat": (ChatRequest, PLANNER.plan_chat),
-    "responses": (ResponsesRequest, lambda request: plan_response(PLANNER, request)),
-    "messages": (MessagesRequest, lambda request: plan_message(PLANNER, request)),
+Planning = Callable[[ServedModel, RequestContext, Any], list[ChoicePlan]]
+PLANS: Final[dict[str, tuple[Any, Planning]]] = {
+    "chat": (ChatRequest, plan_chat),
+    "responses": (ResponsesRequest, plan_response),
+    "messages": (MessagesRequest, plan_message),
 }
 FIELDS: Final = {"chat": "messages", "responses": "input", "messages": "messages"}
 
@@ -68,7 +69,7 @@ def planned(route: str, turns: Any) -> tuple[str, list[str]]:
     if route == "messages":
         body["max_tokens"] = 5
     parsed = parse_request(kind, json.dumps(body).encode(), strict=False)
-    (choice,) = plan(parsed.request)
+    (choice,) = plan(SERVED, CONTEXT, parsed.request)
     return bytes(choice.prompt_ids).decode(), [*parsed.ignored, *parsed.request.skipped]
 
 

@@ -16,23 +16,24 @@ from sluice_runtime.scheduler.limits import Limits
 from sluice_runtime.server import prompt_check
 from sluice_runtime.server.app import CHAT, MESSAGES, RESPONSES
 from sluice_runtime.server.body import parse_request
+from sluice_runtime.server.choice_plans import ChoicePlan
 from sluice_runtime.server.prompt_check import TEXT_CHARACTERS, PromptCheck
-from sluice_runtime.server.prompts import ChoicePlan, Planner
+from sluice_runtime.server.prompts import ServedModel, unread_options
 from sluice_runtime.server.tools.formats import HERMES
 
 from tests.examples import examples
 from tests.runtime.server.chat_templates import ANY_ROLE, KNOWN_ROLES, TEMPLATES, named
-from tests.runtime.server.test_prompts import PLANNER
+from tests.runtime.server.test_prompts import CONTEXT, SERVED
 
 ROUTES: Final = {"chat": CHAT, "responses": RESPONSES, "messages": MESSAGES}
 TOOL: Final = {"name": "get_weather", "parameters": {"type": "object"}}
 TOOLS: Final = [{"type": "function", "function": TOOL}]
 
 
-def planner(template: ChatTemplate, *, strict: bool = False) -> Planner:
-    text = replace(PLANNER.text, template=template, tool_format=HERMES)
+def served(template: ChatTemplate, *, strict: bool = False) -> ServedModel:
+    text = replace(SERVED.text, template=template, tool_format=HERMES)
     limits = Limits(context_length_tokens=1 << 20, kv_pool_tokens=1 << 20)
-    return replace(PLANNER, text=text, limits=limits, strict=strict)
+    return replace(SERVED, text=text, limits=limits, strict=strict)
 
 
 def plan(
@@ -40,7 +41,7 @@ def plan(
 ) -> ChoicePlan:
     kind: Any = ROUTES[route]
     request = parse_request(kind.kind, json.dumps(body).encode(), strict=False).request
-    chosen: ChoicePlan = kind.plan(planner(template, strict=strict), request)[0]
+    chosen: ChoicePlan = kind.plan(served(template, strict=strict), CONTEXT, request)[0]
     return chosen
 
 
@@ -260,8 +261,8 @@ def test_options_are_of_the_template_that_is_rendered(route: str, more: dict[str
     thinks = named(ANY_ROLE + "{% if enable_thinking %}<think>{% endif %}", KNOWN_ROLES)
     kind: Any = ROUTES[route]
     request = parse_request(kind.kind, json.dumps(body).encode(), strict=False).request
-    assert planner(thinks).unread_options(request, strict=True) == []
-    assert prompt_of(kind.plan(planner(thinks), request)[0]).endswith("<think>")
+    assert unread_options(served(thinks).text, request, strict=True) == []
+    assert prompt_of(kind.plan(served(thinks), CONTEXT, request)[0]).endswith("<think>")
 
 
 def test_reasoning_that_a_template_leaves_out_is_no_text() -> None:

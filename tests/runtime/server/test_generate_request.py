@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from sluice_runtime.errors import InvalidRequestError
 from sluice_runtime.server.body import parse_request
+from sluice_runtime.server.choice_plans import ChoicePlan
 from sluice_runtime.server.generate_request import GenerateRequest, plan_generate
-from sluice_runtime.server.prompts import ChoicePlan
 from sluice_runtime.server.sampling_plan import Defaults
 
 from tests.runtime.server.conftest import MODEL, Server
-from tests.runtime.server.test_prompts import PLANNER
+from tests.runtime.server.test_prompts import CONTEXT, SERVED
 from tests.runtime.server.test_structured import CITY
 
 LONG = dataclasses.replace(
-    PLANNER,
-    limits=dataclasses.replace(PLANNER.limits, context_length_tokens=1000, kv_pool_tokens=1000),
+    SERVED,
+    limits=dataclasses.replace(SERVED.limits, context_length_tokens=1000, kv_pool_tokens=1000),
 )
 """Its model's own temperature is 0.7."""
 
@@ -27,7 +27,7 @@ LONG = dataclasses.replace(
 def asked(**fields: Any) -> tuple[ChoicePlan, list[str]]:
     body = json.dumps({"text": "abc", **fields}).encode()
     parsed = parse_request(GenerateRequest, body, strict=False)
-    (plan,) = plan_generate(LONG, parsed.request)
+    (plan,) = plan_generate(LONG, CONTEXT, parsed.request)
     return plan, parsed.ignored
 
 
@@ -203,10 +203,10 @@ def test_null_and_empty_siblings_ask_for_nothing() -> None:
 
 
 def test_the_model_s_defaults_are_not_sglang_s() -> None:
-    text = dataclasses.replace(PLANNER.text, defaults=Defaults((258,), 0.1, 0.2, 3, 0.4, 1.5))
-    planner = dataclasses.replace(LONG, text=text)
+    text = dataclasses.replace(SERVED.text, defaults=Defaults((258,), 0.1, 0.2, 3, 0.4, 1.5))
+    model = dataclasses.replace(LONG, text=text)
     request = GenerateRequest.model_validate({"text": "a", "sampling_params": {"top_k": 7}})
-    sampling = plan_generate(planner, request)[0].sampling
+    sampling = plan_generate(model, CONTEXT, request)[0].sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (1, 1, 7, 0)
     assert sampling.repetition_penalty == 1
 

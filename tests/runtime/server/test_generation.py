@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_runtime.model.tokenizer import ByteTokenizer
+from sluice_runtime.server.choice_plans import ChoicePlan
 from sluice_runtime.server.generation import ChoiceReader, EarlierTokens, ResumableChoice, replay
-from sluice_runtime.server.prompts import ChoicePlan
 from sluice_runtime.server.protocol import StreamOptions
 from sluice_runtime.server.reasoning.formats import reasoning_format_of
 from sluice_runtime.server.response_writers import ChatShape, ChunkWriter, Envelope, Usage

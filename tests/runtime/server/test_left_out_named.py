@@ -10,8 +10,8 @@ import openai
 import pytest
 from sluice_contract.http_heads import IGNORED_FIELDS_HEADER
 from sluice_runtime.model.chat_template import compiled_template
+from sluice_runtime.server.choice_plans import ChoicePlan
 from sluice_runtime.server.handler import _with_changes
-from sluice_runtime.server.prompts import ChoicePlan
 from sluice_runtime.server.tools.formats import (
     HERMES,
 )

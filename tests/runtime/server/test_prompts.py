@@ -17,8 +17,14 @@ from sluice_runtime.model.chat_template import load_chat_template
 from sluice_runtime.model.tokenizer import ByteTokenizer
 from sluice_runtime.scheduler.limits import Limits
 from sluice_runtime.server.body import parse_request
+from sluice_runtime.server.choice_plans import (
+    ChoicePlan,
+    RequestContext,
+    plan_chat,
+    plan_completion,
+)
 from sluice_runtime.server.prompt_length import end_of, surely_exceeds
-from sluice_runtime.server.prompts import ChoicePlan, ModelText, Planner
+from sluice_runtime.server.prompts import ModelText, ServedModel
 from sluice_runtime.server.protocol import ChatRequest, CompletionRequest
 from sluice_runtime.server.sampling_plan import Defaults, defaults_from
 from sluice_runtime.wire.messages import Sampling
@@ -26,18 +32,18 @@ from sluice_runtime.wire.messages import Sampling
 from tests.examples import examples
 from tests.runtime.server.test_answer_text import TOKENIZERS
 
-PLANNER = Planner(
+SERVED = ServedModel(
     ModelText(ByteTokenizer(), None, Defaults((258,), 0.7, 0.8, 20)),
     Limits(context_length_tokens=100, kv_pool_tokens=64),
     vocabulary_size=259,
-    draw_seed=lambda: 42,
-    unix_seconds=0.0,
 )
+CONTEXT = RequestContext(seed=42, unix_seconds=0.0)
 
 
-def plan(planner: Planner = PLANNER, **fields: Any) -> list[ChoicePlan]:
+def plan(model: ServedModel = SERVED, **fields: Any) -> list[ChoicePlan]:
     body = json.dumps({"model": "m", "prompt": "abc", **fields}).encode()
-    return planner.plan_completion(parse_request(CompletionRequest, body, strict=False).request)
+    request = parse_request(CompletionRequest, body, strict=False).request
+    return plan_completion(model, CONTEXT, request)
 
 
 def test_the_models_sampling_is_the_default() -> None:
@@ -49,7 +55,7 @@ def test_a_request_for_too_many_answers_is_refused_before_it_is_tokenised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert len(plan(prompt=["a"] * 16, n=16)) == 256
-    assert len(plan(dataclasses.replace(PLANNER, max_choices=512), prompt=["a"] * 32, n=16)) == 512
+    assert len(plan(dataclasses.replace(SERVED, max_choices=512), prompt=["a"] * 32, n=16)) == 512
     monkeypatch.setattr(ByteTokenizer, "encode", None)
     with pytest.raises(
         InvalidRequestError,
@@ -66,7 +72,7 @@ def test_the_smaller_of_context_and_pool_bounds_the_answer() -> None:
     assert plan(max_tokens=62)[0].max_tokens == 61
     assert [one.max_tokens for one in plan(prompt=["a", "a" * 60], max_tokens=10**6)] == [63, 4]
     assert plan(max_tokens=2**63 - 1, logprobs=5)[0].max_tokens == 61
-    strict = dataclasses.replace(PLANNER, strict=True)
+    strict = dataclasses.replace(SERVED, strict=True)
     with pytest.raises(InvalidRequestError, match=r"max_tokens: 62 .* at most 61") as refused:
         plan(strict, max_tokens=62)
     assert refused.value.param == "max_tokens"
@@ -95,10 +101,10 @@ def test_a_prompt_that_is_far_too_long_is_refused_before_all_of_it_is_tokenised(
             read += len(text)
             return super().encode(text, add_special_tokens=add_special_tokens)
 
-    text = dataclasses.replace(PLANNER.text, tokenizer=Counting())
-    planner = dataclasses.replace(PLANNER, text=text)
+    text = dataclasses.replace(SERVED.text, tokenizer=Counting())
+    model = dataclasses.replace(SERVED, text=text)
     with pytest.raises(InvalidRequestError, match="prompt: more than 64 tokens are not"):
-        plan(planner, prompt="x" * 1_000_000)
+        plan(model, prompt="x" * 1_000_000)
     assert read < 20_000
 
 
@@ -154,7 +160,7 @@ def test_of_a_long_text_only_the_end_is_tokenised_where_it_is_truncated(
 def test_a_prompt_token_without_an_embedding_is_refused(
     prompt: object,
 ) -> None:
-    small = dataclasses.replace(PLANNER, vocabulary_size=99)
+    small = dataclasses.replace(SERVED, vocabulary_size=99)
     with pytest.raises(InvalidRequestError, match="token id 99 is not allowed; allowed: 0 to 98"):
         plan(small, prompt=prompt)
     assert plan(small, prompt="ab")[0].prompt_ids == [97, 98]
@@ -162,11 +168,11 @@ def test_a_prompt_token_without_an_embedding_is_refused(
 
 def test_a_chat_whose_template_makes_an_unknown_token_is_refused() -> None:
     template = load_chat_template(model_files.resolve("dummy://qwen3-tiny"))
-    text = dataclasses.replace(PLANNER.text, template=template)
-    small = dataclasses.replace(PLANNER, text=text, vocabulary_size=99)
+    text = dataclasses.replace(SERVED.text, template=template)
+    small = dataclasses.replace(SERVED, text=text, vocabulary_size=99)
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "z"}]}).encode()
     with pytest.raises(InvalidRequestError, match=r"messages: token id \d+ is not allowed"):
-        small.plan_chat(parse_request(ChatRequest, body, strict=False).request)
+        plan_chat(small, CONTEXT, parse_request(ChatRequest, body, strict=False).request)
 
 
 def test_values_for_the_template_are_in_the_prompt() -> None:
@@ -177,11 +183,11 @@ def test_values_for_the_template_are_in_the_prompt() -> None:
         template=jinja2.Template("{{ messages[0].content }}{{ mood }}"),
         options=frozenset({"mood"}),
     )
-    planner = dataclasses.replace(PLANNER, text=dataclasses.replace(PLANNER.text, template=reading))
+    model = dataclasses.replace(SERVED, text=dataclasses.replace(SERVED.text, template=reading))
     fields = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
     told = json.dumps({**fields, "chat_template_kwargs": {"mood": "b"}}).encode()
     request = parse_request(ChatRequest, told, strict=False).request
-    assert planner.plan_chat(request)[0].prompt_ids == [97, 98]
+    assert plan_chat(model, CONTEXT, request)[0].prompt_ids == [97, 98]
 
 
 def test_the_reasoning_effort_is_the_templates_where_it_reads_it() -> None:
@@ -192,13 +198,13 @@ def test_the_reasoning_effort_is_the_templates_where_it_reads_it() -> None:
         template=jinja2.Template("{{ reasoning_effort }}"),
         options=frozenset({"reasoning_effort"}),
     )
-    planner = dataclasses.replace(PLANNER, text=dataclasses.replace(PLANNER.text, template=reading))
+    model = dataclasses.replace(SERVED, text=dataclasses.replace(SERVED.text, template=reading))
     fields: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
     fields["reasoning_effort"] = "ab"
     for more, prompt in (({}, "ab"), ({"chat_template_kwargs": {"reasoning_effort": "c"}}, "c")):
         body = json.dumps({**fields, **more}).encode()
         request = parse_request(ChatRequest, body, strict=False).request
-        assert bytes(planner.plan_chat(request)[0].prompt_ids) == prompt.encode()
+        assert bytes(plan_chat(model, CONTEXT, request)[0].prompt_ids) == prompt.encode()
 
 
 class WithBos(ByteTokenizer):
@@ -215,13 +221,13 @@ def test_special_tokens_are_added_to_prompts_and_not_to_chats_unless_asked(
     given: Any, completion: bool, chat: bool
 ) -> None:
     template = load_chat_template(model_files.resolve("dummy://qwen3-tiny"))
-    text = dataclasses.replace(PLANNER.text, tokenizer=WithBos(), template=template)
-    planner = dataclasses.replace(PLANNER, text=text)
+    text = dataclasses.replace(SERVED.text, tokenizer=WithBos(), template=template)
+    model = dataclasses.replace(SERVED, text=text)
     fields = {} if given == {} else {"add_special_tokens": given}
-    assert (plan(planner, **fields)[0].prompt_ids[0] == 256) == completion
+    assert (plan(model, **fields)[0].prompt_ids[0] == 256) == completion
     body = {"model": "m", "messages": [{"role": "user", "content": "a"}], **fields}
     request = parse_request(ChatRequest, json.dumps(body).encode(), strict=False).request
-    assert (planner.plan_chat(request)[0].prompt_ids[0] == 256) == chat
+    assert (plan_chat(model, CONTEXT, request)[0].prompt_ids[0] == 256) == chat
 
 
 def test_every_field_of_sampling_reaches_it() -> None:
@@ -234,8 +240,8 @@ def test_every_field_of_sampling_reaches_it() -> None:
         "min_tokens": 3,
     }
     wanted = Sampling(0.7, 0.8, 20, 42, 0.1, 0.5, -0.5, 1.1, [(5, -100.0), (7, 1.5)], 3)
-    assert plan(PLANNER, **fields)[0].sampling == wanted
-    second = plan(PLANNER, **fields, n=2)[1].sampling
+    assert plan(SERVED, **fields)[0].sampling == wanted
+    second = plan(SERVED, **fields, n=2)[1].sampling
     assert second.seed != 42
     assert second.logit_bias == wanted.logit_bias
 
@@ -244,7 +250,7 @@ def test_every_field_of_sampling_reaches_it() -> None:
 def test_a_token_without_a_logit_is_refused_by_field(field: str) -> None:
     value: object = {"259": 1} if field == "logit_bias" else [259]
     with pytest.raises(InvalidRequestError, match=f"{field}: token id 259 is not allowed"):
-        plan(PLANNER, **{field: value})
+        plan(SERVED, **{field: value})
 
 
 def test_no_more_tokens_can_be_demanded_than_allowed() -> None:
@@ -262,8 +268,8 @@ def test_end_tokens_join_the_clients_own() -> None:
 
 
 def test_end_tokens_without_a_logit_end_nothing() -> None:
-    text = dataclasses.replace(PLANNER.text, defaults=Defaults((-1, 258, 259)))
-    assert plan(dataclasses.replace(PLANNER, text=text))[0].stop_token_ids == [258]
+    text = dataclasses.replace(SERVED.text, defaults=Defaults((-1, 258, 259)))
+    assert plan(dataclasses.replace(SERVED, text=text))[0].stop_token_ids == [258]
 
 
 def test_a_grammar_knows_min_tokens_and_end_tokens() -> None:
@@ -290,7 +296,7 @@ def test_choices_are_numbered_prompt_by_prompt() -> None:
 def test_a_chat_needs_a_template() -> None:
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "a"}]}).encode()
     with pytest.raises(UnsupportedFieldError, match="no chat template; allowed: /v1/comp"):
-        PLANNER.plan_chat(parse_request(ChatRequest, body, strict=False).request)
+        plan_chat(SERVED, CONTEXT, parse_request(ChatRequest, body, strict=False).request)
 
 
 @pytest.mark.parametrize(

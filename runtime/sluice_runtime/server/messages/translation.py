@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Final
 
 from sluice_runtime.errors import ContextLengthError, InvalidRequestError
+from sluice_runtime.server.choice_plans import ChoicePlan, RequestContext, plan_chat
 from sluice_runtime.server.content import GAP, Unseen
 from sluice_runtime.server.fields import SamplingFields
 from sluice_runtime.server.messages.request import (
@@ -29,7 +30,7 @@ from sluice_runtime.server.messages.request import (
     ToolResult,
     ToolUse,
 )
-from sluice_runtime.server.prompts import ChoicePlan, Planner
+from sluice_runtime.server.prompts import ServedModel
 from sluice_runtime.server.protocol import ChatRequest
 from sluice_runtime.server.responses.translation import chat_of, plan_under_other_names
 from sluice_runtime.server.turns import joined_turns
@@ -51,12 +52,14 @@ _ATTRIBUTION: Final = "x-anthropic-billing-header"
 request."""
 
 
-def plan_message(planner: Planner, request: PromptFields) -> list[ChoicePlan]:
-    """The plan of the one choice; raises like `Planner.plan_chat`, with this route's names."""
-    template = planner.text.template
+def plan_message(
+    model: ServedModel, context: RequestContext, request: PromptFields
+) -> list[ChoicePlan]:
+    """The plan of the one choice; raises like `plan_chat`, with this route's names."""
+    template = model.text.template
     read = template.chosen(with_tools=request.offers_tools).options if template else frozenset()
     try:
-        plans = partial(planner.plan_chat, chat_request(request, read))
+        plans = partial(plan_chat, model, context, chat_request(request, read))
         return [plan_under_other_names(plans, _NAMES)]
     except ContextLengthError as error:  # Claude Code looks for these words
         raise ContextLengthError(f"prompt is too long: {error}", error.param) from None

@@ -13,13 +13,10 @@ from pydantic import ValidationError
 
 from sluice_runtime.errors import InvalidRequestError
 from sluice_runtime.server.body import refusal_of
-from sluice_runtime.server.content import (
-    GAP,
-    Unseen,
-    text_of_parts,
-)
+from sluice_runtime.server.choice_plans import ChoicePlan, RequestContext, plan_chat
+from sluice_runtime.server.content import GAP, Unseen, text_of_parts
 from sluice_runtime.server.fields import SamplingFields
-from sluice_runtime.server.prompts import ChoicePlan, Planner
+from sluice_runtime.server.prompts import ServedModel
 from sluice_runtime.server.protocol import ChatRequest
 from sluice_runtime.server.responses.request import (
     EarlierReasoning,
@@ -53,9 +50,11 @@ _NAMES: Final = (
 """A chat's field names, and those that a client of this route knows."""
 
 
-def plan_response(planner: Planner, request: ResponsesRequest) -> list[ChoicePlan]:
-    """The plan of the one choice; raises like `Planner.plan_chat`, with this route's names."""
-    plans = partial(planner.plan_chat, chat_request(request))
+def plan_response(
+    model: ServedModel, context: RequestContext, request: ResponsesRequest
+) -> list[ChoicePlan]:
+    """The plan of the one choice; raises like `plan_chat`, with this route's names."""
+    plans = partial(plan_chat, model, context, chat_request(request))
     return [plan_under_other_names(plans, _NAMES)]
 
 
@@ -73,7 +72,7 @@ def chat_of(fields: dict[str, Any], names: Sequence[tuple[re.Pattern[str], str]]
 def plan_under_other_names(
     plans: Callable[[], list[ChoicePlan]], names: Sequence[tuple[re.Pattern[str], str]]
 ) -> ChoicePlan:
-    """The plan of the one choice, for another route; `names`: the planner's, and that route's."""
+    """The plan of the one choice, for another route; `names`: a chat's, and that route's."""
     try:
         (plan,) = plans()
     except InvalidRequestError as error:
