@@ -80,10 +80,16 @@ def plan_router(
 ) -> PlannedRouter:
     """The routers of a service. `waits`: routers of a former mode should serve on for now, unless
     they already use the pools of the spec's mode; `before`: what was decided of these."""
+    live = _live(observed.children, top)
+    followed = _followed(observed.children, live) if live else None
+    if waits and live is not None and followed not in (None, set(spec.roles)):
+        return PlannedRouter(_serving_on(live, top, spec), (), (), is_former=True)
+    if waits and followed is None and not _has_switched(observed.service, spec):
+        other = _in_other_mode(spec)
+        revision = before or decided_by_this_release(observed.images, top, other)
+        file, deployment = _built(top, other, revision)
+        return PlannedRouter(deployment, (file,), (), is_former=True)
     file, built = _built(top, spec, decided)
-    live = _live(observed.children, built)
-    if waits and (former := _of_former_mode(observed, top, spec, live, built, before)):
-        return former
     deployment = to_apply(built, applied_manifest(live) if live else None)
     fresh = decided_by_this_release(observed.images, top, spec)
     return PlannedRouter(deployment, (file,), tuple(_changes(decided, fresh, deployment, built)))
@@ -99,27 +105,15 @@ def _changes(
         yield "routers: their pods"
 
 
-def _of_former_mode(
-    observed: ServiceObserved,
-    top: Owner,
-    spec: InferenceServiceSpec,
-    live: Manifest | None,
-    built: Manifest,
-    before: DecidedRouter | None,
-) -> PlannedRouter | None:
-    """The routers of a former mode; None: they use the pools of the present one."""
-    followed = _followed(observed.children, live) if live else None
-    if live is not None and followed is not None and followed != set(spec.roles):
-        serving = owned_by(applied_manifest(live) or restored(live), top)
-        former = with_replicas(serving, built["spec"]["replicas"])
-        return PlannedRouter(former, (), (), is_former=True)
-    if followed is None and not _has_switched(observed.service, spec):
-        other = None if spec.is_disaggregated else PrefillSpec()
-        other_mode = spec.model_copy(update={"prefill": other})
-        decided = before or decided_by_this_release(observed.images, top, other_mode)
-        file, former = _built(top, other_mode, decided)
-        return PlannedRouter(former, (file,), (), is_former=True)
-    return None
+def _serving_on(live: Manifest, top: Owner, spec: InferenceServiceSpec) -> Manifest:
+    """The live Deployment as it was applied, with the number of routers of `spec`."""
+    applied = owned_by(applied_manifest(live) or restored(live), top)
+    return with_replicas(applied, (spec.router or RouterSpec()).replicas)
+
+
+def _in_other_mode(spec: InferenceServiceSpec) -> InferenceServiceSpec:
+    other = None if spec.is_disaggregated else PrefillSpec()
+    return spec.model_copy(update={"prefill": other})
 
 
 def _followed(children: Children, live: Manifest) -> set[str] | None:
@@ -222,7 +216,7 @@ def _keys_secret(spec: InferenceServiceSpec) -> str | None:
     return auth.secret_ref.name if auth else None
 
 
-def _live(children: Children, built: Manifest) -> Manifest | None:
-    name = built["metadata"]["name"]
+def _live(children: Children, top: Owner) -> Manifest | None:
+    name = f"{top.service}-{ROUTER}"
     deployments = of_kind(children, DEPLOYMENT)
     return next((item for item in deployments if item["metadata"]["name"] == name), None)
