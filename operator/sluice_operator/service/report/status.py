@@ -5,88 +5,38 @@ Pure; `now` is only used for transitions. The state below a pool is read from th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
+from typing import Final
 
 from sluice_operator.api.conditions import (
-    ACCELERATOR_VERIFIED,
-    ADAPTERS_LOADED,
     MODEL_AVAILABLE,
-    NETWORK_ISOLATED,
-    PRIORITIES_COUNT,
     PROGRESSING,
     READY,
     RECONCILING,
-    ROUTER_READY,
     SCALING_ACTIVE,
     STALLED,
     UPDATED,
-    UPGRADE_AVAILABLE,
     Check,
 )
-from sluice_operator.api.service import InferenceServiceSpec, Mode, roles_of
 from sluice_operator.api.status import LedgerStatus, RevisionNames, RolloutStatus
 from sluice_operator.apply.applier import Refused
-from sluice_operator.apply.plan import Identity, identity
 from sluice_operator.conditions import reasons
-from sluice_operator.conditions.conditions import (
-    apply_failed,
-    conditions,
-    not_stalled,
-    reconciling,
-    unowned,
-)
-from sluice_operator.conditions.pods import UNSCHEDULABLE
+from sluice_operator.conditions.conditions import apply_failed, conditions, not_stalled, reconciling
 from sluice_operator.delivery.resolved_model import is_fetched
-from sluice_operator.kube.kinds import (
-    DEPLOYMENT,
-    ENGINE_POOL,
-    SERVICE,
-    Manifest,
-    controller_uid,
-    of_kind,
-)
+from sluice_operator.kube.kinds import ENGINE_POOL, Manifest, of_kind
 from sluice_operator.scaled import Scaling
 from sluice_operator.service.observe import Children, ServiceObserved
 from sluice_operator.service.plan import ServicePlan
-from sluice_operator.service.report.accelerator_verified import (
-    accelerator_verified,
-    first_unverified,
-    with_missing_node,
-)
-from sluice_operator.service.report.part_status import (
-    APPLYING,
-    MISSING,
-    Part,
-    adapters_loaded,
-    current_pool,
-    engines_text,
-    former_summaries,
-    live_child,
-    model_available,
-    pool_part,
-    pool_summary,
-    pool_updated,
-    ready_of,
-    router_part,
-    serves,
-    up_to_date,
-)
-from sluice_operator.service.report.priorities_count import priorities_check
-from sluice_operator.service.report.progressing import (
-    halted_check,
-    interrupts_check,
-    lost_gpus,
-    progressing_check,
-    stalled_check,
-)
-from sluice_operator.service.report.route_accepted import optional_checks
-from sluice_operator.service.report.scaling import scaling_check, scaling_status
-from sluice_operator.service.revisions.settings import settings_status
-from sluice_operator.service.rollout.pairing import paired
-from sluice_operator.service.rollout.planned_rollout import PlannedPool
+from sluice_operator.service.report.planned_status import StatusParts, planned_status, waiting_check
+from sluice_operator.service.report.progressing import progressing_check
+from sluice_operator.service.report.scaling import scaling_status
 from sluice_operator.service.rollout.revisions import engines_ready
+
+_FACTS: Final = (
+    "mode", "url", "replicas", "selector", "summary", "pools", "resolved", "handover",
+)  # fmt: skip
+"""Fields of the status that `planned_status` writes."""
 
 
 def service_status(
@@ -102,42 +52,45 @@ def service_status(
     before = observed.service.get("status") or {}
     if observed.service["metadata"].get("deletionTimestamp"):
         return dict(before)
-    generation = observed.service["metadata"].get("generation", 0)
-    applied = before.get("appliedGeneration")
-    failed = apply_failed(refused)
-    obstacle = _obstacle(observed.service, observed.children, plan, failed)
+    obstacle = _obstacle(observed.service, observed.children, plan, apply_failed(refused))
     if plan.spec is None:
         assert obstacle is not None
-        serves = any(map(engines_ready, of_kind(observed.children, ENGINE_POOL)))
-        former = before if serves else {}
-        kept = (
-            "mode", "url", "replicas", "selector", "summary", "pools", "resolved", "handover",
-        )  # fmt: skip
-        facts = {key: former[key] for key in kept if key in former}
-        checks = _unplanned(plan, obstacle, former)
+        parts = unplanned_status(observed, plan, obstacle)
     else:
-        facts = _facts(observed.service, observed.children, plan, plan.spec)
-        front = Identity(SERVICE.kind, observed.service["metadata"]["name"])
-        is_made = failed is None and front in map(identity, plan.apply)
-        fronts = () if is_made else (_front(observed.service, observed.children),)
-        checks = _checks(observed, plan, obstacle, fronts, scaling, now)
-        checks |= optional_checks(observed, plan, refused)
-        if plan.is_accepted and not plan.paused and not any(r.keeps_pods for r in refused):
-            applied = generation
-        elif applied is not None and "resolved" in before:
-            facts["resolved"] = before["resolved"]  # still in use
+        parts = planned_status(observed, plan, obstacle, refused, scaling, now)
+    generation = observed.service["metadata"].get("generation", 0)
+    checks = {**parts.checks, **_model_check(plan, parts.checks[UPDATED])}
     completed = generation if checks[UPDATED].is_true else before.get("completedGeneration")
-    checks[RECONCILING] = reconciling(checks[RECONCILING], completed == generation)
-    status: Manifest = {"observedGeneration": generation}
-    if completed is not None:
-        status["completedGeneration"] = completed
-    if applied is not None:
-        status["appliedGeneration"] = applied
-    shown = conditions(before.get("conditions") or (), checks, generation, now)
-    scaling_part = scaling_status(before, plan, scaling)
-    brought = _model(plan, before) | _fetched_adapters(plan, before)
-    parts = facts | brought | _rollout(plan, before) | scaling_part | _ledger(observed, before)
-    return status | parts | {"conditions": shown}
+    moves = reconciling(checks[RECONCILING], completed == generation)
+    generations = {
+        "observedGeneration": generation,
+        "completedGeneration": completed,
+        "appliedGeneration": parts.applied,
+    }
+    return {
+        **{name: number for name, number in generations.items() if number is not None},
+        **parts.facts,
+        **_model(plan, before),
+        **_fetched_adapters(plan, before),
+        **_rollout(plan, before),
+        **scaling_status(before, plan, scaling),
+        **_ledger(observed, before),
+        "conditions": conditions(
+            before.get("conditions") or (), {**checks, RECONCILING: moves}, generation, now
+        ),
+    }
+
+
+def unplanned_status(observed: ServiceObserved, plan: ServicePlan, obstacle: Check) -> StatusParts:
+    """The status if nothing is planned: the last one while engines are ready, and `obstacle`."""
+    before = observed.service.get("status") or {}
+    serves = any(map(engines_ready, of_kind(observed.children, ENGINE_POOL)))
+    former = before if serves else {}
+    return StatusParts(
+        facts={key: former[key] for key in _FACTS if key in former},
+        checks=_unplanned_checks(plan, obstacle, former),
+        applied=before.get("appliedGeneration"),
+    )
 
 
 def _model(plan: ServicePlan, before: Manifest) -> Manifest:
@@ -150,8 +103,8 @@ def _model(plan: ServicePlan, before: Manifest) -> Manifest:
 
 
 def _fetched_adapters(plan: ServicePlan, before: Manifest) -> Manifest:
-    """The adapters of a hub that are there; as they were where nothing is planned. And what an
-    awaited spec has of them."""
+    """The adapters of a hub that are there, with those of an awaited spec; where nothing is
+    planned, the last ones."""
     planned = [adapter.to_json_dict() for adapter in plan.adapters.fetched]
     adapters = before.get("adapters", []) if plan.rollout is None else planned
     by_name = {adapter["name"]: adapter for adapter in adapters}
@@ -180,50 +133,6 @@ def _ledger(observed: ServiceObserved, before: Manifest) -> Manifest:
     return {"ledger": LedgerStatus(**counted).to_json_dict()}
 
 
-def _facts(
-    service: Manifest, children: Children, plan: ServicePlan, spec: InferenceServiceSpec
-) -> Manifest:
-    meta, mode = service["metadata"], _mode_served(plan, spec)
-    pools = {pool.role: _summary(children, pool) for pool in plan.pools}
-    return {
-        "mode": mode,
-        "url": f"http://{meta['name']}.{meta.get('namespace', 'default')}.svc",
-        **_counted(children, mode),
-        "summary": engines_text(former_summaries(plan.former) or pools),
-        "pools": {role.value: summary for role, summary in pools.items()},
-        "resolved": {pool.role.value: settings_status(pool.settings) for pool in plan.pools},
-        **_handover(children, plan),
-    }
-
-
-def _counted(children: Children, mode: Mode) -> Manifest:
-    """The engines that `spec.replicas` counts, as the EnginePool that serves them says."""
-    role = roles_of(mode)[-1]
-    pools = (pool for pool in of_kind(children, ENGINE_POOL) if pool["spec"]["role"] == role)
-    status = next((pool.get("status") or {} for pool in pools), {})
-    return {key: status[key] for key in ("replicas", "selector") if key in status}
-
-
-def _handover(children: Children, plan: ServicePlan) -> Manifest:
-    """Hand-over as the decode pool reports it; empty before it reports, and without the pool."""
-    live = (live_child(children, ENGINE_POOL, pool.manifest) for pool in plan.pools)
-    reported = ((pool or {}).get("status", {}).get("handover") for pool in live)
-    return next(({"handover": handover} for handover in reported if handover), {})
-
-
-def _mode_served(plan: ServicePlan, spec: InferenceServiceSpec) -> Mode:
-    """The mode that is served: the former one until the routers use the pools of the desired
-    mode."""
-    if not plan.former.is_served:
-        return spec.mode
-    return "Mixed" if spec.is_disaggregated else "Disaggregated"
-
-
-def _summary(children: Children, pool: PlannedPool) -> Manifest:
-    live = live_child(children, ENGINE_POOL, pool.manifest)
-    return pool_summary(live, pool.replicas, pool.accelerator.text)
-
-
 def _obstacle(
     service: Manifest, children: Children, plan: ServicePlan, failed: Check | None
 ) -> Check | None:
@@ -235,7 +144,7 @@ def _obstacle(
     elif failed is not None:
         return failed
     elif plan.delivery.waiting is not None:
-        why = _waiting(plan) if plan.paused else plan.delivery.waiting
+        why = waiting_check(plan) if plan.paused else plan.delivery.waiting
     else:
         return None
     applied = before.get("appliedGeneration")
@@ -247,7 +156,7 @@ def _obstacle(
     return replace(why, message=text)
 
 
-def _unplanned(plan: ServicePlan, why: Check, former: Manifest) -> dict[str, Check]:
+def _unplanned_checks(plan: ServicePlan, why: Check, former: Manifest) -> dict[str, Check]:
     """The checks if nothing is planned; `former`: the last status, if engines are ready."""
     kept = {
         condition["type"]: Check(condition["status"], condition["reason"], condition["message"])
@@ -258,7 +167,7 @@ def _unplanned(plan: ServicePlan, why: Check, former: Manifest) -> dict[str, Che
     moves = progressing_check(plan, why, stalled)
     now = {UPDATED: why, PROGRESSING: moves, RECONCILING: moves, STALLED: stalled}
     unscaled = {SCALING_ACTIVE: why} if SCALING_ACTIVE in kept else {}
-    return {READY: why} | kept | now | unscaled | _model_check(plan, why)
+    return {READY: why} | kept | now | unscaled
 
 
 def _model_check(plan: ServicePlan, why: Check) -> dict[str, Check]:
@@ -266,130 +175,3 @@ def _model_check(plan: ServicePlan, why: Check) -> dict[str, Check]:
     if plan.delivery.refusal is not None:
         return {MODEL_AVAILABLE: why}
     return {MODEL_AVAILABLE: plan.delivery.waiting} if plan.delivery.waiting else {}
-
-
-def _checks(
-    observed: ServiceObserved,
-    plan: ServicePlan,
-    obstacle: Check | None,
-    front: tuple[Check, ...],
-    scaling: Scaling | None,
-    now: datetime,
-) -> dict[str, Check]:
-    children = observed.children
-    parts = _parts(children, observed.pods, plan, now)
-    ready = {kind: part.ready for kind, part in parts.items()}
-    updated = obstacle or lost_gpus(observed, plan, now) or up_to_date(parts.values())
-    if updated.is_true:
-        name, paused = observed.service["metadata"]["name"], plan.paused
-        updated = unowned(children, observed.foreign, name, paused=paused) or updated
-    former = {ready_of(pool["spec"]["role"]): _former(pool) for pool in plan.former.pools}
-    serve = former | {ROUTER_READY: ready[ROUTER_READY]} if plan.former.is_served else ready
-    pair = paired(_served(children, plan), children, updated)
-    serving = serves((*front, *serve.values(), pair), obstacle)
-    stalled = stalled_check(children, plan, parts[ROUTER_READY], updated) or not_stalled(
-        {UPDATED: updated, READY: serving}
-    )
-    progressing, priorities = progressing_check(plan, updated, stalled), priorities_check(plan)
-    halted = halted_check(children, plan, stalled) if plan.is_accepted else None
-    available = model_available(
-        {pool.role: live_child(children, ENGINE_POOL, pool.manifest) for pool in plan.pools}
-    )
-    return {
-        READY: serving,
-        UPDATED: updated,
-        PROGRESSING: interrupts_check(plan) or halted or progressing,
-        **former,
-        **ready,
-        MODEL_AVAILABLE: available,
-        **_model_check(plan, updated),
-        **_adapters(children, plan),
-        ACCELERATOR_VERIFIED: first_unverified(
-            accelerator_verified(pool, live_child(children, ENGINE_POOL, pool.manifest))
-            for pool in plan.pools
-        ),
-        SCALING_ACTIVE: scaling_check(observed.service, plan, scaling),
-        UPGRADE_AVAILABLE: _upgrade(plan),
-        **({PRIORITIES_COUNT: priorities} if priorities else {}),
-        **({NETWORK_ISOLATED: observed.isolation} if observed.isolation else {}),
-        RECONCILING: progressing,
-        STALLED: stalled,
-    }
-
-
-def _front(service: Manifest, children: Children) -> Check:
-    """Whether the service's own Service for clients exists."""
-    name, uid = (service["metadata"][key] for key in ("name", "uid"))
-    for item in of_kind(children, SERVICE):
-        if item["metadata"]["name"] == name and controller_uid(item) == uid:
-            return Check("True", reasons.SERVING, f"There is the Service {name}.")
-    return Check("False", MISSING, f"Service {name}: not there, and not made as things are.")
-
-
-def _adapters(children: Children, plan: ServicePlan) -> dict[str, Check]:
-    if plan.spec is None or plan.spec.model.adapters is None:
-        return {}
-    loaded = adapters_loaded({pool.role: current_pool(children, pool) for pool in plan.pools})
-    return {ADAPTERS_LOADED: plan.adapters.check or loaded}
-
-
-def _served(children: Children, plan: ServicePlan) -> Iterator[Manifest]:
-    """The live pools that the routers use."""
-    if plan.former.is_served:
-        yield from plan.former.pools
-        return
-    for pool in plan.pools:
-        if live := live_child(children, ENGINE_POOL, pool.manifest):
-            yield live
-
-
-def _parts(
-    children: Children, routers: tuple[Manifest, ...], plan: ServicePlan, now: datetime
-) -> dict[str, Part]:
-    """How the parts are doing, by the condition that says so."""
-    assert plan.router is not None
-    waiting = _waiting(plan)
-    router = live_child(children, DEPLOYMENT, plan.router)
-    inherited = {role: plan.spec.inherited(role) for role in plan.spec.roles} if plan.spec else {}
-    pools = {
-        ready_of(pool.role): _pool(children, pool, waiting, inherited.get(pool.role, ()))
-        for pool in plan.pools
-    }
-    return pools | {ROUTER_READY: router_part(plan.router, router, routers, waiting, now)}
-
-
-def _pool(
-    children: Children, pool: PlannedPool, waiting: Check, inherited: tuple[str, ...]
-) -> Part:
-    live = live_child(children, ENGINE_POOL, pool.manifest)
-    updated = pool_updated(pool.role, current_pool(children, pool), waiting)
-    if updated.reason == UNSCHEDULABLE and inherited:
-        text = f"{updated.message} This pool inherits {', '.join(inherited)}."
-        updated = replace(updated, message=text)
-    return pool_part(pool.role, live, pool.replicas, with_missing_node(updated, pool))
-
-
-def _former(pool: Manifest) -> Check:
-    """The state of a pool of another mode that stays for now."""
-    role, desired = pool["spec"]["role"], pool["spec"].get("replicas", 1)
-    return pool_part(role, pool, desired, pool_updated(role, pool, APPLYING)).ready
-
-
-def _waiting(plan: ServicePlan) -> Check:
-    """Updated, for a part that is not as planned yet."""
-    if plan.paused:
-        text = "the new spec waits, because spec.paused is true."
-        return Check("False", reasons.PAUSED, text)
-    if not plan.is_accepted:
-        text = "the spec that was carried out last is being applied."
-        return Check("False", reasons.APPLYING, text)
-    return APPLYING
-
-
-def _upgrade(plan: ServicePlan) -> Check:
-    if not plan.upgrade:
-        text = "This release of the operator would change nothing."
-        return Check("False", "UpToDate", text)
-    text = f"This release of the operator would change: {'; '.join(plan.upgrade)}."
-    text += " It does with the next change of the spec that restarts these pods, or with another"
-    return Check("True", "ChangesWait", f"{text} value of spec.rollout.upgrade.")
