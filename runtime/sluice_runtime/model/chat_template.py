@@ -222,11 +222,9 @@ class ChatTemplate:
             TemplateFailedError: the template cannot be evaluated.
             InvalidRequestError: an option is the server's, or the template fails with it.
         """
+        read = self._read(options or {})
         if continues_final:
-            last = {**messages[-1], "content": f"{messages[-1]['content']}{_CONTINUED}"}
-            messages, add_generation_prompt = [*messages[:-1], last], False
-        request_options = options or {}
-        self._refuse_own(request_options)
+            messages, add_generation_prompt = _marked(messages), False
         variables = {
             "messages": [_with_thinking(message) for message in messages],
             "tools": tools,
@@ -235,20 +233,11 @@ class ChatTemplate:
             "strftime_now": datetime.fromtimestamp(unix_seconds).astimezone().strftime,
             **self.special_tokens,
         }
-        read = {name: request_options[name] for name in request_options.keys() & self.options}
         prompt = self._evaluated(variables, read)
-        if not continues_final:
-            return prompt
-        before, marked, _ = prompt.rpartition(_CONTINUED)
-        if not marked:
-            raise InvalidRequestError(
-                "continue_final_message: the model's chat template does not show the last message "
-                "as it is; allowed: leaving it out",
-                "continue_final_message",
-            )
-        return before
+        return _before_mark(prompt) if continues_final else prompt
 
-    def _refuse_own(self, options: Mapping[str, Any]) -> None:
+    def _read(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options that the template reads; refuses those that are the server's."""
         if own := options.keys() & {*_GIVEN}:
             allowed = ", ".join(sorted(self.options)) or "leaving it out"
             raise InvalidRequestError(
@@ -256,6 +245,7 @@ class ChatTemplate:
                 f"of its own, or given by the server); allowed: {allowed}",
                 "chat_template_kwargs",
             )
+        return {name: options[name] for name in options.keys() & self.options}
 
     def _evaluated(self, variables: Mapping[str, Any], options: Mapping[str, Any]) -> str:
         try:
@@ -274,6 +264,24 @@ class ChatTemplate:
                 "chat_template_kwargs",
             )
         raise TemplateFailedError(f"the model's chat template fails: {why}")
+
+
+def _marked(messages: Sequence[Message]) -> list[Message]:
+    """The messages with a mark behind the content of the last one."""
+    last = messages[-1]
+    return [*messages[:-1], {**last, "content": f"{last['content']}{_CONTINUED}"}]
+
+
+def _before_mark(prompt: str) -> str:
+    """The prompt up to the mark; refuses one without it."""
+    before, marked, _ = prompt.rpartition(_CONTINUED)
+    if not marked:
+        raise InvalidRequestError(
+            "continue_final_message: the model's chat template does not show the last message "
+            "as it is; allowed: leaving it out",
+            "continue_final_message",
+        )
+    return before
 
 
 def _with_thinking(message: Message) -> Message:
