@@ -23,13 +23,13 @@ from sluice_contract.cluster.termination import (
     TerminationMessage,
 )
 
-from sluice_fetch.bucket import PROVIDERS, bucket
+from sluice_fetch.bucket import bucket
 from sluice_fetch.errors import FetchError, TransientError
 from sluice_fetch.fetch import Fetcher, Tell
 from sluice_fetch.hub import Hub
 from sluice_fetch.progress import ProgressServer
 from sluice_fetch.retry import Retry, Wait
-from sluice_fetch.settings import SOURCES, source
+from sluice_fetch.settings import PROVIDERS, SOURCES, bucket_settings, source
 from sluice_fetch.snapshot import ADAPTER, MODEL, Origin
 from sluice_fetch.trust import trust
 
@@ -68,7 +68,8 @@ def _origin(options: argparse.Namespace) -> Origin:
     uri, revision, secret = options.uri, options.revision, options.token_file
     if uri.partition("://")[0] in PROVIDERS:
         certificates = options.ca_file.read_text() if options.ca_file else None
-        return bucket(uri, revision, options.endpoint, secret, os.environ, certificates)
+        settings = bucket_settings(uri, revision, options.endpoint, secret, os.environ)
+        return bucket(settings, certificates)
     endpoint = options.endpoint or os.environ.get("HF_ENDPOINT") or HUB
     return Hub(source(uri, revision, endpoint, secret))
 

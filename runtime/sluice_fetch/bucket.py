@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,56 +33,17 @@ from sluice_fetch.errors import (
     RateLimitedError,
     RepositoryNotFoundError,
 )
-from sluice_fetch.settings import COMMIT, read_secret
+from sluice_fetch.settings import NEWEST, BucketSettings
 from sluice_fetch.snapshot import HubFile, Selection
 
 if TYPE_CHECKING:
     from obstore import GetOptions, GetResult
 
 TIMEOUT_SECONDS: Final = 20
-NEWEST: Final = "main"
-"""The revision that means what is there now."""
 CHUNK_BYTES: Final = 256 << 10
-MAX_PLACE: Final = 200
-"""Characters of bucket and prefix: they name a folder."""
 MAX_HEADER_BYTES: Final = 100 << 20
 """Most bytes of a safetensors file's header, by its format."""
-
-
-@dataclass(frozen=True)
-class Provider:
-    """A kind of store: whose variables are read, and which of them are credentials."""
-
-    prefix: str
-    endpoint: str
-    """Variable of another endpoint."""
-    credentials: tuple[tuple[str, ...], ...]
-    """All variables of one of these have to be set: else obstore would ask the node for its own
-    role. Empty: asking the node is how pods get an identity."""
-
-
-_AWS: Final = (
-    ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
-    ("AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE"),
-    ("AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"),
-    ("AWS_SKIP_SIGNATURE",),
-)
-_AZURE: Final = (
-    ("AZURE_STORAGE_ACCOUNT_KEY",),
-    ("AZURE_STORAGE_SAS_KEY",),
-    ("AZURE_CLIENT_ID", "AZURE_TENANT_ID", "AZURE_CLIENT_SECRET"),
-    ("AZURE_CLIENT_ID", "AZURE_TENANT_ID", "AZURE_FEDERATED_TOKEN_FILE"),
-    ("AZURE_SKIP_SIGNATURE",),
-)
-PROVIDERS: Final = {
-    "s3": Provider("AWS_", "AWS_ENDPOINT_URL", _AWS),
-    "gs": Provider("GOOGLE_", "GOOGLE_BASE_URL", ()),
-    "az": Provider("AZURE_", "AZURE_ENDPOINT", _AZURE),
-}
-_UNSET: Final = frozenset({"", "0", "false"})
 Store = S3Store | GCSStore | AzureStore
-_PLACE: Final = re.compile(r"([a-z0-9][-._a-z0-9]{1,62})((?:/[-._=A-Za-z0-9]+)*)/?")
-_ENTRY: Final = re.compile(r"([A-Z][A-Z0-9_]*)=(.*)")
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _CODE: Final = re.compile(r"<Code>(\w+)</Code>")
 _EXPIRED: Final = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired"})
@@ -92,20 +53,22 @@ _EXPIRED: Final = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestEx
 class Bucket:
     """The `Origin` that a prefix of a bucket is, or of a container of Azure."""
 
-    scheme: str
-    bucket: str
-    prefix: str
-    """Prefix without slashes at its ends; empty: the whole bucket."""
-    revision: str
+    settings: BucketSettings
     store: Store = field(repr=False)
 
     @property
     def repository(self) -> str:
         """Name of the bucket's part of the cache."""
-        return "/".join(filter(None, (self.scheme, self.bucket, self.prefix)))
+        at = self.settings
+        return "/".join(filter(None, (at.scheme, at.bucket, at.prefix)))
+
+    @property
+    def revision(self) -> str:
+        """`NEWEST`, or the commit that was resolved."""
+        return self.settings.revision
 
     def __str__(self) -> str:
-        return f"{self.scheme}://{'/'.join(filter(None, (self.bucket, self.prefix)))}"
+        return str(self.settings)
 
     def look_up(self, selection: Selection) -> tuple[str, tuple[HubFile, ...]]:
         """Objects directly under the prefix now; the commit identifies those that `selection`
@@ -115,7 +78,8 @@ class Bucket:
             ObjectChangedError: `revision` is another commit. And see `_named`.
         """
         with _named(str(self)):
-            listed = obstore.list_with_delimiter(self.store, self.prefix or None)["objects"]
+            prefix = self.settings.prefix or None
+            listed = obstore.list_with_delimiter(self.store, prefix)["objects"]
         if not listed:
             raise RepositoryNotFoundError(f"{self}: there is no object under this prefix")
         named = ((meta["path"].rpartition("/")[2], meta) for meta in listed)
@@ -139,7 +103,7 @@ class Bucket:
         if offset:
             options["range"] = {"offset": offset}
         with _named(what):
-            path = "/".join(filter(None, (self.prefix, file.name)))
+            path = "/".join(filter(None, (self.settings.prefix, file.name)))
             answer = obstore.get(self.store, path, options=options)
             if (answer.meta["e_tag"], answer.meta["size"]) != (file.version, file.size_bytes):
                 raise PreconditionError  # from a store that ignores If-Match
@@ -183,96 +147,32 @@ class BucketContent:
             yield bytes(chunk)
 
 
-def bucket(
-    uri: str,
-    revision: str,
-    endpoint: str | None,
-    secret: Path | None,
-    environment: Mapping[str, str],
-    certificates: str | None = None,
-) -> Bucket:
-    """The bucket that these settings name; `secret`: a file of variables, one NAME=value a line.
+def bucket(settings: BucketSettings, certificates: str | None = None) -> Bucket:
+    """The bucket of these settings; `certificates` are trusted in addition to the public
+    authorities.
 
     Raises:
-        InvalidConfigError: names the setting, its value and what is allowed.
-        TokenMissingError: the file is not there yet.
-        AccessDeniedError: there are no credentials.
+        InvalidConfigError: a variable of the settings is none, or a key cannot be read.
     """
-    scheme, _, place = uri.partition("://")
-    provider = PROVIDERS[scheme]
-    match = _PLACE.fullmatch(place)
-    if match is None or {".", ".."} & set(place.split("/")) or len(place) > MAX_PLACE:
-        of = "container" if scheme == "az" else "bucket"
-        allowed = f"{scheme}://{of}/prefix, of {MAX_PLACE} characters at most"
-        raise InvalidConfigError(f"--uri: {uri!r} is not allowed; allowed: {allowed}")
-    if revision != NEWEST and not COMMIT.fullmatch(revision):
-        allowed = f"{NEWEST}, or the commit that was resolved"
-        raise InvalidConfigError(f"--revision: {revision!r} is not allowed; allowed: {allowed}")
-    variables = {provider.endpoint: endpoint.rstrip("/")} if endpoint else {}
-    if secret is not None:
-        variables |= _variables(secret, scheme)
-    every = {**environment, **variables}
-    values_set = {name for name, value in every.items() if value.lower() not in _UNSET}
-    if provider.credentials and not any(
-        values_set.issuperset(names) for names in provider.credentials
-    ):
-        allowed = "; or ".join(", ".join(names) for names in provider.credentials)
-        raise AccessDeniedError(f"{uri}: there are no credentials; allowed: {allowed}")
-    if scheme == "az" and not every.get("AZURE_STORAGE_ACCOUNT_NAME"):
-        raise InvalidConfigError(f"{uri}: AZURE_STORAGE_ACCOUNT_NAME is not set")
-    endpoints = (value for name, value in every.items() if name.startswith(provider.endpoint))
-    allow_http = any(value.startswith("http://") for value in endpoints)
-    try:
-        store = _store(scheme, match[1], variables, allow_http, certificates)
-    except BaseError as error:  # a variable that is none, or a key that cannot be read
-        raise InvalidConfigError(f"{uri}: {_text(error)}") from None
-    return Bucket(scheme, match[1], match[2].strip("/"), revision, store)
-
-
-def _store(
-    scheme: str,
-    name: str,
-    variables: Mapping[str, str],
-    allow_http: bool,
-    certificates: str | None,
-) -> Store:
-    """Client of the bucket `name`. `variables` go before those in the environment; `certificates`
-    are trusted in addition to the public authorities."""
     client: dict[str, object] = {
-        "allow_http": allow_http,
+        "allow_http": settings.allow_http,
         "connect_timeout": f"{TIMEOUT_SECONDS}s",
         "read_timeout": f"{TIMEOUT_SECONDS}s",
         "timeout": "1d",  # of the whole answer
     }
     if certificates is not None:
         client["root_certificate"] = certificates
-    kind = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}[scheme]
-    return kind(  # type: ignore[no-any-return]
-        name,
-        config={key.lower(): value for key, value in variables.items()},
-        client_options=client,
-        retry_config={"max_retries": 0},
-    )
-
-
-def _variables(file: Path, scheme: str) -> dict[str, str]:
-    """The lines of a file; or a service account's key of Google, which is JSON."""
-    text = read_secret(file)
-    if scheme == "gs" and text.startswith("{"):
-        return {"GOOGLE_SERVICE_ACCOUNT_KEY": text}
-    prefix = PROVIDERS[scheme].prefix
-    variables = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        entry = _ENTRY.fullmatch(line.strip())
-        if entry and entry[1].startswith(prefix):
-            variables[entry[1]] = entry[2].strip()
-        elif line.strip() and not line.lstrip().startswith("#"):
-            name = entry[1] if entry else "the text"  # the value may be a secret
-            raise InvalidConfigError(
-                f"--token-file: line {number} of {file}: {name} is not allowed; "
-                f"allowed: {prefix}…=value"
-            )
-    return variables
+    kind = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}[settings.scheme]
+    try:
+        store = kind(
+            settings.bucket,
+            config={key.lower(): value for key, value in settings.variables.items()},
+            client_options=client,
+            retry_config={"max_retries": 0},
+        )
+    except BaseError as error:
+        raise InvalidConfigError(f"{settings.uri}: {_text(error)}") from None
+    return Bucket(settings, store)
 
 
 def _digest(*parts: str) -> str:

@@ -11,6 +11,7 @@ import pytest
 from sluice_fetch.__main__ import _parse, main
 from sluice_fetch.bucket import bucket
 from sluice_fetch.cache import Cache
+from sluice_fetch.settings import bucket_settings
 from sluice_operator.api.model_uri import CLAIM_MOUNT
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.fetching import TOKEN_FILE
@@ -70,7 +71,7 @@ def test_it_is_resolved_downloaded_once_and_served_from_its_claim() -> None:
     assert pool["modelClaim"] == "chat-model"
     config = world.children["ConfigMap", pool["configRef"]["name"]]["data"]["engine.json"]
     model = json.loads(config)["model"]
-    source = bucket(URI, "main", None, None, {"AWS_SKIP_SIGNATURE": "true"})
+    source = bucket(bucket_settings(URI, "main", None, None, {"AWS_SKIP_SIGNATURE": "true"}))
     folder = Cache(Path(CLAIM_MOUNT), source.repository).snapshot_folder(COMMIT)
     assert model == {"name": "qwen3-8b", "uri": f"file://{folder}"}
     assert "reader" not in json.dumps([pool, config]), "engines have no credentials"
