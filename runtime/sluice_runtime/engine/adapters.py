@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from sluice_runtime.engine.device import Device
-from sluice_runtime.engine.rows import HostInputs
 from sluice_runtime.layers.adapters import NO_SLOT, AdapterBank
+from sluice_runtime.layers.attention import RowNumbers
 from sluice_runtime.model.adapters import Adapter, read_adapter
 from sluice_runtime.model.shard import Shard
 from sluice_runtime.scheduler.batch import Batch
@@ -65,13 +65,13 @@ class AdapterTable:
             self._rows[added.row] = added.adapter
             self._folders[added.adapter] = Path(added.adapter_folder)
 
-    def use(self, host: HostInputs) -> None:
-        """Prepares the bank, so that the next forward pass adds to each token what its row's
-        adapter adds."""
-        keys = [self._rows[row] for row in host.rows.rows]
+    def use(self, rows: RowNumbers) -> None:
+        """Prepares the bank, so that the next forward pass over these rows adds to each token what
+        its row's adapter adds."""
+        keys = [self._rows[row] for row in rows.rows]
         in_step = dict.fromkeys(filter(None, keys))
         if not in_step:
-            self._bank.use_none(int(host.rows.begins[-1]))
+            self._bank.use_none(int(rows.begins[-1]))
             return
         for key in in_step:
             if key in self._slots:
@@ -80,7 +80,7 @@ class AdapterTable:
             if key not in self._slots:
                 self._take_slot(key, len(in_step))
         by_row = np.array([self._slots[key] if key else NO_SLOT for key in keys], np.int64)
-        (slots,) = self._device.upload((by_row.repeat(np.diff(host.rows.begins)),))
+        (slots,) = self._device.upload((by_row.repeat(np.diff(rows.begins)),))
         self._bank.use(slots, 1 + max(self._slots[key] for key in in_step))
 
     def _take_slot(self, key: str, in_step: int) -> None:

@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from sluice_runtime.engine.adapters import AdapterTable
 from sluice_runtime.engine.device import Device
 from sluice_runtime.engine.sampling.draw import SamplingTable, TableSize
 from sluice_runtime.grammar.masks import Matchers
@@ -27,9 +27,6 @@ from sluice_runtime.kv.pool import PagePool
 from sluice_runtime.layers.attention import Numbers, RowNumbers, TokenLayout
 from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.scheduler.batch import Batch, ExtendRow, RowTrimmed, VerifyRow
-
-if TYPE_CHECKING:
-    from sluice_runtime.engine.adapters import AdapterTable
 
 
 class RowTable:

@@ -156,7 +156,7 @@ class Runner:
             return partial(SampledTokens, batch.step)
         inputs = step_inputs(host, self._rows, self._device)
         if self._adapters is not None:
-            self._adapters.use(host)
+            self._adapters.use(host.rows)
         asks = batch.verify_rows or batch.draft_rows
         drafts = [self._draft.propose(batch, host, inputs)] if self._draft and asks else []
         before = self._before(batch, host, inputs)
