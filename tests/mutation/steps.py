@@ -266,7 +266,7 @@ STEP_MUTATIONS: Final = (
     Mutation(
         "policies: an admission by age uses up a turn",
         "policies/ageing",
-        "if request.request_id in self._aged:",
+        "if request in self._given:",
         "if False:",
         ("policies/test_ageing",),
     ),
@@ -294,15 +294,15 @@ STEP_MUTATIONS: Final = (
     Mutation(
         "policies: slack gives up the smallest request instead of the largest",
         "policies/orders",
-        "heapq.heappush(kept, (-work, -place))",
-        "heapq.heappush(kept, (work, -place))",
+        "heapq.heappush(kept, (-seconds, -place))",
+        "heapq.heappush(kept, (seconds, -place))",
         ("policies/test_slack",),
     ),
     Mutation(
         "policies: slack forgets the prompt that is being computed",
         "policies/orders",
-        "ends, late, kept = context.now + context.ahead_seconds,",
-        "ends, late, kept = context.now,",
+        "late = given_up(work, context.now + context.ahead_seconds)",
+        "late = given_up(work, context.now)",
         ("policies/test_slack",),
     ),
     Mutation(

@@ -59,6 +59,9 @@ class AutoscaledFleet:
         ready."""
         self._desired = dict(first)
         self._held: deque[Work] = deque()
+        self._partners: dict[Work, Replica] = {}
+        """Engine of the other pool for each request whose prompt is not computed: the prefill
+        engine while it waits for pages, then the decode engine."""
         self._draw = random.Random(constants.seed)  # noqa: S311
         self._reports: tuple[EngineSample, ...] = ()
         self._rooms: dict[Role, list[Room]] = {}
@@ -135,11 +138,11 @@ class AutoscaledFleet:
         self._give(work, replica, prefill)
 
     def _give(self, work: Work, replica: Replica, prefill: Replica | None) -> None:
-        work.prefill = prefill
         replica.add(work)
         if prefill is None:
             self._wake(replica)
         else:
+            self._partners[work] = prefill
             prefill.coming += 1
             self._hear(replica)
 
@@ -163,11 +166,10 @@ class AutoscaledFleet:
             work = decode.waiting.popleft()
             decode.reserved_tokens += work.reserved_tokens
             decode.coming += 1
-            assert work.prefill is not None
-            work.decode = decode
-            work.prefill.coming -= 1
-            work.prefill.add(work)
-            self._wake(work.prefill)
+            prefill, self._partners[work] = self._partners[work], decode
+            prefill.coming -= 1
+            prefill.add(work)
+            self._wake(prefill)
 
     def _wake(self, replica: Replica) -> None:
         end = replica.interrupt(self._now) if replica.busy else replica.start(self._now)
@@ -190,9 +192,8 @@ class AutoscaledFleet:
         finished = len(ended)
         for done in computed:
             if replica.role is Role.PREFILL:
-                assert done.decode is not None
                 moment = self._now + self._constants.hand_over_seconds
-                self._at(moment, done.decode, HANDED_OVER, done)
+                self._at(moment, self._partners.pop(done), HANDED_OVER, done)
             else:
                 finished += not replica.decode(done, self._now)
         if replica.role is Role.DECODE:
@@ -251,14 +252,13 @@ class AutoscaledFleet:
             return
         room.take(work)
         source.hand_back(work)
-        prefill, decode = work.prefill, work.decode
-        if source.role is Role.DECODE and prefill is not None:
-            prefill.coming -= 1
-            self._remove_if_drained(prefill)
-        elif source.role is Role.PREFILL and decode is not None:
-            decode.coming -= 1
-            decode.reserved_tokens -= work.reserved_tokens
-            work.decode = None
+        partner = self._partners.pop(work, None)
+        if partner is not None:
+            partner.coming -= 1
+        if partner is not None and source.role is Role.DECODE:
+            self._remove_if_drained(partner)
+        elif partner is not None:
+            partner.reserved_tokens -= work.reserved_tokens
         work.moves += 1
         self._give(work, *pair)
         self._remove_if_drained(source)

@@ -1,22 +1,18 @@
 """A request of a light fleet, and the order in which an engine computes the prompts of its queue.
 
-The order is the scheduler's own (`policies.orders.least_slack_first` within the bounds of
-`policies.ageing`, for one tenant), in a form that takes no time while all that waits is in time.
+The order is that of the scheduler's policy `slack` for one tenant, by its own parts, in a form that
+takes no time while all that waits is in time.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import TYPE_CHECKING
+from itertools import takewhile
 
-from sluice_runtime.scheduler.policies.ageing import ADMISSIONS_PER_AGED, PASSED_OVER_SECONDS
-
-if TYPE_CHECKING:
-    from sluice_simulator.autoscale.replica import Replica
+from sluice_runtime.scheduler.policies.ageing import PASSED_OVER_SECONDS, OverdueTurns
+from sluice_runtime.scheduler.policies.orders import given_up
 
 
 @dataclass(slots=True, eq=False)
@@ -32,9 +28,6 @@ class Work:
     """Number of times that an engine has handed it back."""
     first_token_seconds: float = -1.0
     ended_seconds: float = -1.0
-    prefill: Replica | None = None
-    """Engine that computes its prompt, if there are two pools; `decode` answers it."""
-    decode: Replica | None = None
 
     @property
     def reserved_tokens(self) -> int:
@@ -48,57 +41,27 @@ class SlackOrder:
     def __init__(self, ttft_seconds: float) -> None:
         self.token_seconds = 0.0
         self._ttft_seconds = ttft_seconds
-        self._since_aged = 0
-        self._aged: Work | None = None
+        self._overdue = OverdueTurns[Work]()
 
     def of(self, waiting: Sequence[Work], queued_tokens: int, now: float) -> Iterator[Work]:
         """The waiting requests in order; `waiting` has them in order of arrival, and none has
         begun."""
-        oldest = waiting[0].arrival_seconds
-        if now + queued_tokens * self.token_seconds <= oldest + self._ttft_seconds:
-            yield from tuple(waiting)
-            return
-        late = self._late(waiting, now)
-        in_time = [work for work in waiting if work not in late]
-        by_slack = chain(in_time, [work for work in waiting if work in late])
-        if now - oldest <= PASSED_OVER_SECONDS:
-            yield from by_slack
-        else:
-            yield from self._aged_among(deque(waiting), by_slack, now - PASSED_OVER_SECONDS)
+        if now + queued_tokens * self.token_seconds <= self._deadline(waiting[0]):
+            return self._overdue.order(tuple(waiting), deque())
+        work = (
+            (place, work.prompt_tokens * self.token_seconds, self._deadline(work))
+            for place, work in enumerate(waiting)
+        )
+        late = given_up(work, now)
+        by_slack = [work for place, work in enumerate(waiting) if place not in late]
+        by_slack += [work for place, work in enumerate(waiting) if place in late]
+        bound = now - PASSED_OVER_SECONDS
+        overdue = deque(takewhile(lambda work: work.arrival_seconds < bound, waiting))
+        return self._overdue.order(by_slack, overdue)
+
+    def _deadline(self, work: Work) -> float:
+        return work.arrival_seconds + self._ttft_seconds
 
     def admitted(self, work: Work) -> None:
         """Notes a request whose prompt is begun."""
-        self._since_aged = 0 if work is self._aged else self._since_aged + 1
-
-    def _late(self, waiting: Sequence[Work], now: float) -> set[Work]:
-        """Requests that are given up, so that as many others as possible are in time (Moore and
-        Hodgson)."""
-        late, kept = set[Work](), list[tuple[float, int]]()
-        ends = now
-        for place, work in enumerate(waiting):
-            seconds = work.prompt_tokens * self.token_seconds
-            heapq.heappush(kept, (-seconds, -place))
-            ends += seconds
-            if ends > work.arrival_seconds + self._ttft_seconds:
-                largest, last = heapq.heappop(kept)
-                ends += largest
-                late.add(waiting[-last])
-        return late
-
-    def _aged_among(
-        self, waiting: deque[Work], by_slack: Iterator[Work], overdue_before: float
-    ) -> Iterator[Work]:
-        """The order by slack, in which every fourth place is for the oldest, while that is
-        overdue."""
-        placed, since = set[Work](), self._since_aged
-        for _ in range(len(waiting)):
-            while waiting and waiting[0] in placed:
-                waiting.popleft()
-            self._aged = None
-            if since >= ADMISSIONS_PER_AGED - 1 and waiting[0].arrival_seconds < overdue_before:
-                work, since = waiting.popleft(), 0
-                self._aged = work
-            else:
-                work, since = next(w for w in by_slack if w not in placed), since + 1
-            placed.add(work)
-            yield work
+        self._overdue.admitted(work)

@@ -15,7 +15,7 @@ import heapq
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from sluice_runtime.scheduler.policies.orders import (
     POLICIES,
@@ -32,6 +32,49 @@ PASSED_OVER_SECONDS: Final = 30.0
 ADMISSIONS_PER_AGED: Final = 4
 
 
+Waiting = TypeVar("Waiting")
+
+
+class OverdueTurns(Generic[Waiting]):
+    """Gives every fourth admission to a request that has waited too long."""
+
+    def __init__(self) -> None:
+        self._since = 0
+        """Admissions since the last one of an overdue request."""
+        self._given: set[Waiting] = set()
+        """Requests that the last order placed because they were overdue."""
+
+    def order(self, by_policy: Iterable[Waiting], overdue: deque[Waiting]) -> Iterator[Waiting]:
+        """The policy's order, with every fourth place for the next of `overdue`, oldest first."""
+        self._given.clear()
+        if not overdue:
+            yield from by_policy
+            return
+        rest, placed, since = iter(by_policy), set[Waiting](), self._since
+        while True:
+            while overdue and overdue[0] in placed:
+                overdue.popleft()
+            if overdue and since >= ADMISSIONS_PER_AGED - 1:
+                request, since = overdue.popleft(), 0
+                self._given.add(request)
+            else:
+                unplaced = next((r for r in rest if r not in placed), None)
+                if unplaced is None:
+                    return
+                request, since = unplaced, since + 1
+            placed.add(request)
+            yield request
+
+    def admitted(self, request: Waiting) -> bool:
+        """Notes a request that leaves the queue; returns whether its place was one for overdue
+        requests."""
+        if request in self._given:
+            self._since = 0
+            return True
+        self._since += 1
+        return False
+
+
 class AdmissionOrder:
     """One engine's order: its policy, bounded, and what it must know of earlier admissions.
 
@@ -43,10 +86,7 @@ class AdmissionOrder:
         self._seed = seed
         self._resumes_first = resumes_first
         self._turn = Turn()
-        self._since_aged = 0
-        """Admissions since the last one of an overdue request."""
-        self._aged: set[str] = set()
-        """Ids of requests that the last order placed because they were overdue."""
+        self._overdue = OverdueTurns[Request]()
 
     def __call__(
         self, waiting: Iterable[Request], context: Callable[[], PolicyContext]
@@ -67,34 +107,16 @@ class AdmissionOrder:
 
     def admitted(self, request: Request) -> None:
         """Called for every request that leaves the queue for the batch."""
-        if request.request_id in self._aged:
-            self._since_aged = 0
+        if self._overdue.admitted(request):
             return
         key = request.turn_key
         self._turn = Turn(key, self._turn.picks + 1 if key == self._turn.key else 1)
-        self._since_aged += 1
 
     def _interleaved(self, waiting: Sequence[Request], context: PolicyContext) -> Iterator[Request]:
         """The policy's order, with every fourth place for the next overdue request."""
-        self._aged.clear()
         bound = context.now - PASSED_OVER_SECONDS
         overdue = deque(r for r in waiting if r.waiting_since_seconds < bound)
-        if not overdue:
-            yield from self._shared(waiting, context)
-            return
-        by_policy, placed = iter(self._shared(waiting, context)), set[str]()
-        since = self._since_aged
-        for _ in waiting:
-            while overdue and overdue[0].request_id in placed:
-                overdue.popleft()
-            if overdue and since >= ADMISSIONS_PER_AGED - 1:
-                request, since = overdue.popleft(), 0
-                self._aged.add(request.request_id)
-            else:
-                request = next(r for r in by_policy if r.request_id not in placed)
-                since += 1
-            placed.add(request.request_id)
-            yield request
+        return self._overdue.order(self._shared(waiting, context), overdue)
 
     def _shared(self, waiting: Sequence[Request], context: PolicyContext) -> Iterable[Request]:
         """The policy's order; where several tenants wait, they take turns in it. A policy that

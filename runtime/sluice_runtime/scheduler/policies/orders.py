@@ -213,24 +213,32 @@ def least_slack_first(waiting: Sequence[Request], context: PolicyContext) -> Ite
 
 
 def _late(waiting: Sequence[Request], context: PolicyContext, ttft_seconds: float) -> set[str]:
-    """Requests that are given up, so that as many others as possible are in time.
+    """Ids of the requests that are given up, so that as many others as possible are in time."""
+    tokens, arrivals = context.prefill_tokens(waiting), [r.arrival_seconds for r in waiting]
+    work = (
+        (place, tokens(waiting[place]) * context.token_seconds, arrivals[place] + ttft_seconds)
+        for place in sorted(range(len(waiting)), key=arrivals.__getitem__)
+    )
+    late = given_up(work, context.now + context.ahead_seconds)
+    return {waiting[place].request_id for place in late}
+
+
+def given_up(work: Iterable[tuple[int, float, float]], begin_seconds: float) -> set[int]:
+    """Places that are given up, so that as many others as possible are in time. `work`: place,
+    seconds of work and deadline of each, by deadline; all of it is to do from `begin_seconds` on.
 
     Moore and Hodgson's rule (J. M. Moore, Management Science 15, 1968), which leaves as few late as
     any order can: deadlines in order, and whenever the sum of the work misses one, the largest so
     far is given up, of equal ones the last. It knows what waits now, not what comes.
     """
-    tokens = context.prefill_tokens(waiting)
-    ends, late, kept = context.now + context.ahead_seconds, set[str](), list[tuple[float, int]]()
-    order = sorted(range(len(waiting)), key=lambda place: waiting[place].arrival_seconds)
-    for place in order:
-        request = waiting[place]
-        work = tokens(request) * context.token_seconds
-        heapq.heappush(kept, (-work, -place))
-        ends += work
-        if ends > request.arrival_seconds + ttft_seconds:
+    ends, late, kept = begin_seconds, set[int](), list[tuple[float, int]]()
+    for place, seconds, deadline in work:
+        heapq.heappush(kept, (-seconds, -place))
+        ends += seconds
+        if ends > deadline:
             largest, last = heapq.heappop(kept)
             ends += largest
-            late.add(waiting[-last].request_id)
+            late.add(-last)
     return late
 
 
