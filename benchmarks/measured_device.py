@@ -14,7 +14,7 @@ from sluice_contract.config.accelerators import Accelerator
 from sluice_runtime.engine.build import Engine
 from sluice_runtime.scheduler.batch import Batch, SampledTokens, StepShape, shape_of
 from sluice_simulator.costs import Coefficients, Cost
-from sluice_simulator.rows import SimulatedRows
+from sluice_simulator.device import SimulatedRows
 from sluice_simulator.traces.request import TraceRequest
 
 Clock = Callable[[], float]

@@ -24,8 +24,7 @@ from sluice_simulator.replay import Options, Replay
 from sluice_simulator.report import Summary, summarise
 from sluice_simulator.traces.read import read_trace
 from sluice_simulator.traces.request import Trace, at_rate, window
-from sluice_simulator.traces.synthetic import WORKLOADS, synthesise
-from sluice_simulator.traces.tags import tagged
+from sluice_simulator.traces.synthetic import WORKLOADS, synthesise, tagged
 
 FAILED: Final = 1
 UNUSABLE: Final = 2

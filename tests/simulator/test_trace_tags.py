@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from sluice_simulator.report import summarise
-from sluice_simulator.traces.synthetic import Workload, synthesise
-from sluice_simulator.traces.tags import tagged
+from sluice_simulator.traces.synthetic import Workload, synthesise, tagged
 
 from tests.simulator.simulating import replay, settings
 

@@ -17,8 +17,13 @@ from sluice_contract.cluster.labels import Role
 
 from sluice_simulator.autoscale.constants import Constants
 from sluice_simulator.autoscale.demand import engines_needed, planned_engines
-from sluice_simulator.autoscale.policies.hpa import Hpa, Pacing, Rule
-from sluice_simulator.autoscale.policies.keda import KedaTokenAware, Thresholds
+from sluice_simulator.autoscale.policies.other_scalers import (
+    Hpa,
+    KedaTokenAware,
+    Pacing,
+    Rule,
+    Thresholds,
+)
 from sluice_simulator.autoscale.policies.ours import Ours, settings_of
 from sluice_simulator.autoscale.policies.policy import Plan, Policy, Static, Steps
 from sluice_simulator.traces.request import Trace

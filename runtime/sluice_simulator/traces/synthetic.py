@@ -1,16 +1,20 @@
 """Traces made from a seed: the workloads of the documentation's ready-made configurations, others.
 
 Poisson arrivals, lengths from a range, prefixes from a pool. The same seed gives the same trace.
+Tenants and urgency, which no public trace has, are drawn for a trace of any origin.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from sluice_simulator.traces.request import BLOCK_TOKENS, Trace, TraceRequest, trace_of
+
+URGENT: Final = 100
+"""Priority of an urgent request; all others have 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,24 @@ def _request(workload: Workload, draw: random.Random, now: float, index: int) ->
     first_own = (workload.prefixes + index) * 1_000
     own = [workload.prefixes * workload.prefix_blocks + first_own + n for n in range(own_blocks)]
     return TraceRequest(now, tokens, output, (*shared, *own))
+
+
+def tagged(trace: Trace, tenants: int, urgent_share: float, seed: int) -> Trace:
+    """Requests of `tenants` tenants, the n-th with 1/n of the first one's, as in Zipf's law; a
+    share of them urgent. Without tenants and urgency the trace is as it was."""
+    draw = random.Random(seed)  # noqa: S311
+    names = [f"tenant-{number}" for number in range(tenants)] or [""]
+    weights = [1 / (number + 1) for number in range(len(names))]
+    tenant_of = draw.choices(names, weights, k=len(trace.requests))
+    requests = [
+        replace(
+            request,
+            routing_key=tenant,
+            priority=URGENT if draw.random() < urgent_share else 0,
+        )
+        for request, tenant in zip(trace.requests, tenant_of, strict=True)
+    ]
+    return Trace(trace.name, tuple(requests))
 
 
 WORKLOADS: Final[Mapping[str, Workload]] = {

@@ -9,13 +9,15 @@ from sluice_autoscaler.sample import EngineSample, PoolSample, Sample
 from sluice_contract.cluster.labels import Role
 from sluice_simulator.autoscale.constants import AZURE
 from sluice_simulator.autoscale.demand import engines_needed, planned_engines, smoothed
-from sluice_simulator.autoscale.policies.hpa import (
+from sluice_simulator.autoscale.policies.other_scalers import (
+    SHIPPED_PACING,
     Behaviour,
+    KedaTokenAware,
     Pacing,
+    Thresholds,
     external_metric_replicas,
     pods_metric_replicas,
 )
-from sluice_simulator.autoscale.policies.keda import SHIPPED_PACING, KedaTokenAware, Thresholds
 
 from tests.figures import with_figures
 from tests.simulator.autoscale.scenes import chats

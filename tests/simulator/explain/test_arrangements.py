@@ -9,7 +9,7 @@ import pytest
 from sluice_contract.config.accelerators import Accelerator
 from sluice_contract.wire.explain import Arrangement, Promise, Question, Requests
 from sluice_simulator.explain import __main__ as program
-from sluice_simulator.explain import arrangements
+from sluice_simulator.explain import answer as explained
 from sluice_simulator.explain.answer import answered
 from sluice_simulator.explain.models import known_model
 from sluice_simulator.explain.roofline import roofline
@@ -38,17 +38,17 @@ def asked(**changes: Any) -> Question:
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer requests and rates, so that a run takes milliseconds."""
-    monkeypatch.setattr(arrangements, "REQUESTS", 24)
-    monkeypatch.setattr(arrangements, "MOST_REQUESTS", 60)
-    monkeypatch.setattr(arrangements, "GRID", 3)
-    monkeypatch.setattr(arrangements, "GRID_STEP", 2.5)
+    monkeypatch.setattr(explained, "REQUESTS", 24)
+    monkeypatch.setattr(explained, "MOST_REQUESTS", 60)
+    monkeypatch.setattr(explained, "GRID", 3)
+    monkeypatch.setattr(explained, "GRID_STEP", 2.5)
 
 
 def borne(name: Any, question: Question) -> Arrangement:
     model = known_model(question.model_names)
     assert model is not None
     cost = roofline(model, question.accelerator, question.memory_percent)
-    return arrangements.arrangement(name, question, model, cost)
+    return explained.arrangement(name, question, model, cost)
 
 
 def test_chunks_keep_gaps_that_whole_prompts_break() -> None:
@@ -109,9 +109,9 @@ def test_a_rate_above_what_two_engines_compute_is_not_kept_by_a_short_run() -> N
     model = known_model(question.model_names)
     assert model is not None
     cost = roofline(model, question.accelerator, question.memory_percent)
-    rate = 3 * arrangements.busy_rate(question, cost)
-    found = arrangements._played("mixed", question, model, cost, rate)
-    assert not arrangements.keeps(found, question)
+    rate = 3 * explained.busy_rate(question, cost)
+    found = explained._played("mixed", question, model, cost, rate)
+    assert not explained.keeps(found, question)
 
 
 @pytest.mark.parametrize(
