@@ -24,11 +24,11 @@ from functools import partial
 from pathlib import Path
 
 from sluice_runtime.handover.transfer.backend import MAX_DESCRIPTORS, Piece, TransferBackend
-from sluice_runtime.handover.transfer.checksum import checksum
 from sluice_runtime.handover.transfer.landing import DirectLanding
 from sluice_runtime.handover.transfer.mooncake_engine import MooncakeEngine, start_engine
 from sluice_runtime.handover.transfer.reader import PageReader
 from sluice_runtime.handover.transfer.reads import ReadJob
+from sluice_runtime.handover.transfer.registered import checksum
 from sluice_runtime.handover.transfer.registry import TransferSettings, create_backend
 
 HOST = "127.0.0.1"

@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import signal
+import ssl
 import sys
 import threading
 import time
@@ -16,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+import httpx2
+from huggingface_hub import set_client_factory
 from sluice_contract.cluster.termination import (
     EXIT_REFUSED,
     MODEL_FETCHED,
@@ -24,14 +27,13 @@ from sluice_contract.cluster.termination import (
 )
 
 from sluice_fetch.bucket import bucket
-from sluice_fetch.errors import FetchError, TransientError
+from sluice_fetch.errors import FetchError, InvalidConfigError, TransientError
 from sluice_fetch.fetch import Fetcher, Tell
 from sluice_fetch.hub import Hub
 from sluice_fetch.progress import ProgressServer
 from sluice_fetch.retry import Retry, Wait
 from sluice_fetch.settings import PROVIDERS, SOURCES, bucket_settings, source
 from sluice_fetch.snapshot import ADAPTER, MODEL, Origin
-from sluice_fetch.trust import trust
 
 HUB: Final = "https://huggingface.co"
 EXIT_TRANSIENT: Final = 1
@@ -156,3 +158,18 @@ def _end_on_sigterm() -> None:
 if __name__ == "__main__":
     _end_on_sigterm()
     sys.exit(main())
+
+
+def trust(file: Path) -> None:
+    """Every later connection to a hub trusts the certificates in `file`, too.
+
+    Raises:
+        InvalidConfigError: it cannot be read, or holds none.
+    """
+    context = httpx2.create_ssl_context()
+    try:
+        context.load_verify_locations(cafile=file)
+    except (OSError, ssl.SSLError) as error:
+        text = f"--ca-file: {file} is not allowed: {error}; allowed: a file of PEM certificates"
+        raise InvalidConfigError(text) from None
+    set_client_factory(lambda: httpx2.Client(verify=context, follow_redirects=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -14,12 +15,11 @@ from sluice_contract.config.model_facts import ResolvedModel, facts_of
 from sluice_contract.config.weight_files import INDEX, LFS_POINTER, index_flaw, pointer_text
 
 from sluice_fetch.cache import Cache
-from sluice_fetch.download import Download
-from sluice_fetch.errors import NotAModelError, from_disk
+from sluice_fetch.errors import FileCorruptError, HubUnreachableError, NotAModelError, from_disk
 from sluice_fetch.progress import Meter
 from sluice_fetch.retry import Retry, Stopped
 from sluice_fetch.settings import COMMIT
-from sluice_fetch.snapshot import CONFIG_FILE, MODEL, Origin, Selection, Snapshot, snapshot
+from sluice_fetch.snapshot import CONFIG_FILE, MODEL, HubFile, Origin, Selection, Snapshot, snapshot
 
 MAX_CONFIG_BYTES: Final = 1 << 20
 MAX_INDEX_BYTES: Final = 1 << 26
@@ -146,3 +146,75 @@ def _object_in(name: str, origin: Origin, resolved: Snapshot, limit_bytes: int) 
     if not isinstance(parsed, dict):
         raise NotAModelError(f"{file.name} of {origin}: no JSON object")
     return parsed
+
+
+@dataclass(frozen=True)
+class Download:
+    """The download of a commit's files; `file` may run in several threads."""
+
+    origin: Origin
+    commit: str
+    cache: Cache
+    retry: Retry
+    meter: Meter
+    stop: threading.Event
+
+    def file(self, file: HubFile) -> None:
+        """Leaves the verified blob; a corrupt one is fetched a second time from its start.
+
+        Raises:
+            FileCorruptError, OSError, and what the origin raises.
+        """
+        self.meter.already_there(self.cache.size_there(file))
+        if self.cache.blob(file).exists():
+            return
+        for _ in range(2):
+            self._bytes(file)
+            partial = self.cache.partial(file)
+            flaw = self.origin.flaw(partial, file)
+            if not flaw:
+                partial.rename(self.cache.blob(file))
+                return
+            partial.unlink()
+            self.meter.already_there(-file.size_bytes)
+        raise FileCorruptError(f"{file.name} of {self.origin}: {flaw}")
+
+    def _bytes(self, file: HubFile) -> None:
+        partial = self.cache.partial(file)
+        partial.touch()
+        if partial.stat().st_size > file.size_bytes:
+            os.truncate(partial, 0)
+            self.meter.already_there(-file.size_bytes)
+        self.retry.run(
+            lambda: self._attempt(file, partial), lambda: partial.stat().st_size, self.stop
+        )
+
+    def _attempt(self, file: HubFile, partial: Path) -> None:
+        offset = partial.stat().st_size
+        if offset == file.size_bytes:
+            return
+        with (
+            self.origin.content(self.commit, file, offset) as answer,
+            partial.open("ab") as written,
+        ):
+            if not answer.continues:
+                self.meter.already_there(-offset)
+                written.seek(0)
+                written.truncate()
+            for chunk in answer.chunks():
+                if self.stop.is_set():
+                    raise Stopped
+                written.write(chunk)
+                self.meter.received(len(chunk))
+                if written.tell() > file.size_bytes:
+                    break
+            written.flush()
+            os.fsync(written.fileno())  # before the marker says that it is there
+        self._check_size(file, partial.stat().st_size)
+
+    def _check_size(self, file: HubFile, size: int) -> None:
+        what = f"{file.name} of {self.origin}: {size} bytes came of {file.size_bytes}"
+        if size > file.size_bytes:
+            raise FileCorruptError(what)
+        if size < file.size_bytes:
+            raise HubUnreachableError(f"{what}, and the connection ended")

@@ -242,7 +242,7 @@ HANDOVER_MUTATIONS: Final = (
     ),
     Mutation(
         "transfer: pages of two rooms may be exchanged",
-        "checksum",
+        "registered",
         "digest = xxhash.xxh3_64(seed=room)",
         "digest = xxhash.xxh3_64(seed=0)",
         ("test_checksum",),
@@ -258,11 +258,11 @@ HANDOVER_MUTATIONS: Final = (
     ),
     Mutation(
         "transfer: neighbours on one side are one piece",
-        "coalesce",
+        "page_reads",
         "return piece.remote_address == remote + length and piece.local_address == local + length",
         "return piece.remote_address == remote + length",
         ("test_coalesce",),
-        package=TRANSFER,
+        package="handover",
     ),
     Mutation(
         "transfer: memory beside what was registered is read",

@@ -20,7 +20,6 @@ from sluice_runtime.handover.ports import PagePublisher, PeerMemory
 from sluice_runtime.handover.publishing import HostPublisher
 from sluice_runtime.handover.staged_publisher import StagedPublisher, Staging, runs
 from sluice_runtime.handover.transfer.backend import TransferBackend, TransferError
-from sluice_runtime.handover.transfer.checksum import checksum_of_pages
 from sluice_runtime.handover.transfer.landing import (
     DirectLanding,
     Landing,
@@ -28,6 +27,7 @@ from sluice_runtime.handover.transfer.landing import (
     StagedLanding,
 )
 from sluice_runtime.handover.transfer.reader import WORKERS
+from sluice_runtime.handover.transfer.registered import checksum_of_pages
 from sluice_runtime.handover.transfer.staging import DeviceChecksum
 from sluice_runtime.kv.host_blocks import BlockCounts, HostBlocks
 from sluice_runtime.kv.pool import PagePool

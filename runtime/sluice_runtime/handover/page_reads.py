@@ -1,17 +1,17 @@
 """The loop's reads of pages, as a `PageReader` has them: page numbers in, addresses out.
 
-Knows neither rooms nor requests.
+Pages that are neighbours on both sides are one piece, so pieces are few and long. Their order is
+that of the bytes, which checksums go by. Knows neither rooms nor requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from sluice_runtime.errors import EngineUnfitError
 from sluice_runtime.handover.ports import PageRead, PagesRead, ReadCounts
-from sluice_runtime.handover.transfer.backend import TransferError
-from sluice_runtime.handover.transfer.coalesce import page_pieces
+from sluice_runtime.handover.transfer.backend import Piece, TransferError
 from sluice_runtime.handover.transfer.reader import PageReader
 from sluice_runtime.handover.transfer.reads import ReadJob, ReadResult, StagingLostError
 
@@ -110,3 +110,39 @@ class PageReads:
             timeout_seconds=self._timeout_seconds,
             parts=None if memory.parts == local.parts else memory.parts,
         )
+
+
+def page_pieces(
+    remote_base: int,
+    local_base: int,
+    page_bytes: int,
+    remote_pages: Sequence[int],
+    local_pages: Sequence[int],
+) -> list[Piece]:
+    """Page `remote_pages[i]` of the peer's pool goes to page `local_pages[i]` of ours.
+
+    A base is the address of page 0. Both lists have the same length.
+    """
+    return coalesce(
+        Piece(remote_base + remote * page_bytes, local_base + local * page_bytes, page_bytes)
+        for remote, local in zip(remote_pages, local_pages, strict=True)
+    )
+
+
+def coalesce(pieces: Iterable[Piece]) -> list[Piece]:
+    """Joins a piece to the one before it where it continues it on both sides; drops empty ones."""
+    joined: list[Piece] = []
+    for piece in pieces:
+        if piece.length_bytes == 0:
+            continue
+        if joined and _continues(joined[-1], piece):
+            remote, local, length = joined[-1]
+            joined[-1] = Piece(remote, local, length + piece.length_bytes)
+        else:
+            joined.append(piece)
+    return joined
+
+
+def _continues(before: Piece, piece: Piece) -> bool:
+    remote, local, length = before
+    return piece.remote_address == remote + length and piece.local_address == local + length

@@ -1,6 +1,7 @@
 """The prompts of a parsed request: rendered, tokenised, cut, and refused where none can be served.
 
-Tokenising is CPU work: call it in a thread.
+Tokenising is CPU work: call it in a thread. Megabytes of text would take seconds and hundreds of
+megabytes, so a text that is far too long is not tokenised as a whole.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sluice_contract.config.server import DEFAULT_MAX_CHOICES_PER_REQUEST
 from sluice_contract.log_lines import shown_json
@@ -18,7 +19,6 @@ from sluice_runtime.model.tokenizer import Tokenizer
 from sluice_runtime.scheduler.limits import Limits, refusal
 from sluice_runtime.server.conversation import ConversationRenderer, RenderedChat
 from sluice_runtime.server.fields import MAX_IGNORED_FIELDS, AnsweredRequest
-from sluice_runtime.server.prompt_length import end_of, surely_exceeds
 from sluice_runtime.server.protocol import ChatRequest, CompletionRequest, GenerationRequest
 from sluice_runtime.server.reasoning.formats import ReasoningForm
 from sluice_runtime.server.sampling_plan import Defaults, refuse_unknown_tokens
@@ -28,6 +28,12 @@ from sluice_runtime.server.tools.plan import ToolPlan, plan_tools
 
 if TYPE_CHECKING:
     from sluice_runtime.model.chat_template import ChatTemplate
+
+_CHARACTERS_A_TOKEN: Final = 8
+"""Texts with fewer characters a token are tokenised at once."""
+_SLICE_CHARACTERS: Final = 16_384
+_DOUBT: Final = 1.125
+"""Cutting a text may split tokens, so the slices have more tokens than the whole."""
 
 
 @dataclass(frozen=True)
@@ -249,3 +255,27 @@ def _too_long(
         f"tokens, KV pool of {limits.kv_pool_tokens})",
         param,
     )
+
+
+def surely_exceeds(tokenizer: Tokenizer, text: str, max_tokens: int) -> bool:
+    """Whether `text` surely has more than `max_tokens`; False may mean that it was not checked."""
+    if len(text) <= max_tokens * _CHARACTERS_A_TOKEN:
+        return False
+    counted = 0
+    for begin in range(0, len(text), _SLICE_CHARACTERS):
+        part = text[begin : begin + _SLICE_CHARACTERS]
+        counted += len(tokenizer.encode(part, add_special_tokens=False))
+        if counted > max_tokens * _DOUBT:
+            return True
+    return False
+
+
+def end_of(tokenizer: Tokenizer, text: str, tokens: int) -> str:
+    """A suffix of `text` with more than `tokens` tokens; the whole text if it has no more."""
+    characters = _SLICE_CHARACTERS + tokens * _CHARACTERS_A_TOKEN
+    while characters < len(text):
+        end = text[-characters:]
+        if len(tokenizer.encode(end, add_special_tokens=False)) > tokens * _DOUBT + 1:
+            return end
+        characters *= 2
+    return text

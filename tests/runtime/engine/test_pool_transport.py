@@ -17,9 +17,9 @@ from sluice_runtime.engine.pool_transport import (
 )
 from sluice_runtime.handover.page_reads import LocalPages, PageReads
 from sluice_runtime.handover.ports import PageRead, PagesRead, PeerMemory
-from sluice_runtime.handover.transfer.checksum import checksum_of_pages
 from sluice_runtime.handover.transfer.memory import MemoryBackend, MemoryNetwork
 from sluice_runtime.handover.transfer.reader import PageReader
+from sluice_runtime.handover.transfer.registered import checksum_of_pages
 from sluice_runtime.handover.transfer.staging import DeviceChecksum
 from sluice_runtime.kv.host_blocks import BlockCounts, HostBlocks
 from sluice_runtime.kv.pool import KvShape, PagePool

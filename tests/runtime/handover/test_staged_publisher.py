@@ -15,8 +15,7 @@ from sluice_runtime.handover.loop_thread import HandoverThreadError
 from sluice_runtime.handover.messages import Chunk
 from sluice_runtime.handover.ports import ComputedPages
 from sluice_runtime.handover.staged_publisher import StagedPublisher, Staging, runs
-from sluice_runtime.handover.transfer.checksum import checksum_of_pages
-from sluice_runtime.handover.transfer.registered import memory_at
+from sluice_runtime.handover.transfer.registered import checksum_of_pages, memory_at
 from sluice_runtime.kv.host_blocks import BlockCounts, HostBlocks
 from sluice_runtime.kv.pool import KvShape, PagePool
 

@@ -23,8 +23,7 @@ from sluice_runtime.server.choice_plans import (
     plan_chat,
     plan_completion,
 )
-from sluice_runtime.server.prompt_length import end_of, surely_exceeds
-from sluice_runtime.server.prompts import ModelText, ServedModel
+from sluice_runtime.server.prompts import ModelText, ServedModel, end_of, surely_exceeds
 from sluice_runtime.server.protocol import ChatRequest, CompletionRequest
 from sluice_runtime.server.sampling_plan import Defaults, defaults_from
 from sluice_runtime.wire.messages import Sampling

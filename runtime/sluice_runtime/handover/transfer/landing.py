@@ -20,8 +20,8 @@ from sluice_runtime.handover.transfer.backend import (
     TransferError,
     total_bytes,
 )
-from sluice_runtime.handover.transfer.checksum import checksum
 from sluice_runtime.handover.transfer.reads import ChecksumMismatchError, ReadJob
+from sluice_runtime.handover.transfer.registered import checksum
 from sluice_runtime.handover.transfer.staging import (
     Blocks,
     DeviceChecksum,

@@ -1,9 +1,16 @@
-"""Ranges of memory that were registered. Knows no backend; the bytes stay where they are."""
+"""Ranges of memory that were registered, and checksums over bytes where they lie. Knows no backend.
+
+A checksum (xxh3_64) finds exchanged and stale pages; it is no signature. Pages of two rooms that
+are exchanged together with their checksums are found too: the room's number is the seed.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Iterable, Sequence
+
+import xxhash
 
 from sluice_runtime.handover.transfer.backend import NotRegisteredError
 
@@ -59,3 +66,22 @@ def check_range(address: int, length_bytes: int) -> None:
 def memory_at(address: int, length_bytes: int) -> memoryview:
     """A writable view of raw memory. The caller sees to it that it is there."""
     return memoryview((ctypes.c_char * length_bytes).from_address(address)).cast("B")
+
+
+def checksum(ranges: Iterable[tuple[int, int]], room: int = 0) -> int:
+    """Checksum over the bytes of (address, length in bytes), one after the other. Releases the GIL.
+
+    How the bytes are divided into ranges makes no difference.
+    """
+    digest = xxhash.xxh3_64(seed=room)
+    for address, length_bytes in ranges:
+        digest.update(memory_at(address, length_bytes))
+    return digest.intdigest()
+
+
+def checksum_of_pages(
+    base_address: int, page_bytes: int, page_ids: Sequence[int], room: int = 0
+) -> int:
+    """Checksum over whole pages of a pool in the order given. `base_address`: of page 0."""
+    ranges = ((base_address + page * page_bytes, page_bytes) for page in page_ids)
+    return checksum(ranges, room)

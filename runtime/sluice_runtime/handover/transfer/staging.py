@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 import xxhash
 
 from sluice_runtime.handover.transfer.backend import Piece, total_bytes
-from sluice_runtime.handover.transfer.checksum import checksum
 from sluice_runtime.handover.transfer.reads import StagingLostError
-from sluice_runtime.handover.transfer.registered import memory_at
+from sluice_runtime.handover.transfer.registered import checksum, memory_at
 
 if TYPE_CHECKING:
     from sluice_runtime.kv.host_blocks import BlockCounts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import xxhash
-from sluice_runtime.handover.transfer.checksum import checksum, checksum_of_pages
+from sluice_runtime.handover.transfer.registered import checksum, checksum_of_pages
 
 from tests.runtime.handover.transfer.memory_block import MemoryBlock, contents
 

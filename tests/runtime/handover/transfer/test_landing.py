@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from sluice_runtime.handover.transfer.backend import Piece, TransferError, TransferTimeoutError
-from sluice_runtime.handover.transfer.checksum import checksum
 from sluice_runtime.handover.transfer.landing import DirectLanding, StagedLanding
 from sluice_runtime.handover.transfer.memory import MemoryBackend, MemoryNetwork
 from sluice_runtime.handover.transfer.reads import (
@@ -16,7 +15,7 @@ from sluice_runtime.handover.transfer.reads import (
     ReadJob,
     StagingLostError,
 )
-from sluice_runtime.handover.transfer.registered import memory_at
+from sluice_runtime.handover.transfer.registered import checksum, memory_at
 from sluice_runtime.handover.transfer.staging import DeviceChecksum, in_blocks
 from sluice_runtime.kv.host_blocks import BlockCounts, HostBlocks
 from sluice_runtime.kv.pool import KvShape, PagePool

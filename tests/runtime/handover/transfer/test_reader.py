@@ -14,11 +14,11 @@ from sluice_runtime.handover.transfer.backend import (
     Piece,
     TransferBackend,
 )
-from sluice_runtime.handover.transfer.checksum import checksum
 from sluice_runtime.handover.transfer.landing import DirectLanding
 from sluice_runtime.handover.transfer.memory import MemoryBackend, MemoryNetwork
 from sluice_runtime.handover.transfer.reader import MAX_PER_SESSION, PageReader
 from sluice_runtime.handover.transfer.reads import ReaderFullError, ReadJob, ReadResult
+from sluice_runtime.handover.transfer.registered import checksum
 
 from tests.patience import PATIENCE_SECONDS
 from tests.runtime.handover.transfer.memory_block import MemoryBlock, contents

@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sluice_runtime.handover.page_reads import coalesce, page_pieces
 from sluice_runtime.handover.transfer.backend import Piece
-from sluice_runtime.handover.transfer.coalesce import coalesce, page_pieces
 
 PIECES = st.lists(
     st.tuples(st.integers(0, 12), st.integers(0, 12), st.integers(0, 3)).map(
