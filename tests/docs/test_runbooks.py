@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 from sluice_contract.cluster import labels
 from sluice_operator.api.scaling import Slo
-from sluice_operator.manifests.slo_rules import slo_groups
+from sluice_operator.manifests.monitoring import slo_groups
 
 from dashboards.alerts import ALERTS
 from dashboards.pages import DASHBOARDS

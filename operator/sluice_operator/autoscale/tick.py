@@ -20,8 +20,7 @@ from sluice_contract.cluster.labels import Role
 from sluice_operator.apply.plan import Event
 from sluice_operator.autoscale.events import Outcome, is_news, scale_events, scaling_of
 from sluice_operator.autoscale.inventory import ScalingInventory
-from sluice_operator.autoscale.query import LoadQuery
-from sluice_operator.autoscale.sample import sample_of
+from sluice_operator.autoscale.query import LoadQuery, sample_of
 from sluice_operator.clock import Clock
 from sluice_operator.informer.keys import Key
 from sluice_operator.kube.kinds import Manifest

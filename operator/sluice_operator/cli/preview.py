@@ -36,7 +36,7 @@ from sluice_operator.delivery.resolved_model import (
 )
 from sluice_operator.kube.kinds import HTTP_ROUTE, INFERENCE_POOL, Manifest, of_kind
 from sluice_operator.manifests.config_map import ENGINE_FILE
-from sluice_operator.manifests.slo_rules import slo_groups
+from sluice_operator.manifests.monitoring import slo_groups
 from sluice_operator.pool.observe import PoolObserved
 from sluice_operator.pool.plan import PoolPlan, plan_pool
 from sluice_operator.pool.status import NO_PREFILL

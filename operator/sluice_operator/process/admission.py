@@ -27,7 +27,7 @@ from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
 from sluice_operator.log import fields
 from sluice_operator.process.tasks import ThreadRun, until_one_ends
 from sluice_operator.process.watches import END_SECONDS, IDENTITY
-from sluice_operator.validation.admission import SpecErrors, new_findings
+from sluice_operator.service.resolve.spec_errors import SpecErrors, new_findings
 
 AGAIN: Final = Backoff(first_seconds=0.25, cap_seconds=5.0)
 LOOK_SECONDS: Final = 2.0

@@ -34,8 +34,8 @@ from sluice_operator.manifests.adapters import adapters_name
 from sluice_operator.manifests.fetching import claim_name, fetch_name
 from sluice_operator.manifests.hub import ca_name
 from sluice_operator.manifests.metadata import ENGINE, ROUTER
+from sluice_operator.manifests.monitoring import rule_name
 from sluice_operator.manifests.pods import mounted_config_maps
-from sluice_operator.manifests.slo_rules import rule_name
 
 Name = tuple[Kind, str]
 

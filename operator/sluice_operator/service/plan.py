@@ -39,7 +39,7 @@ from sluice_operator.manifests.adapters import adapters_config_maps
 from sluice_operator.manifests.disruption import disruption_budget
 from sluice_operator.manifests.engine_pool import field_paths, pool_replicas
 from sluice_operator.manifests.metadata import ROUTER, Owner, owner
-from sluice_operator.manifests.monitoring import pod_monitors
+from sluice_operator.manifests.monitoring import pod_monitors, prometheus_rule
 from sluice_operator.manifests.network import (
     collector_port,
     engine_policy,
@@ -49,7 +49,6 @@ from sluice_operator.manifests.network import (
 )
 from sluice_operator.manifests.ownership import is_free, is_unowned, owners_with, pool_role
 from sluice_operator.manifests.route import http_route, inference_pool, pool_refusal
-from sluice_operator.manifests.slo_rules import prometheus_rule
 from sluice_operator.service.names import config_maps_in_use, downloads_in_use
 from sluice_operator.service.observe import Children, ServiceObserved
 from sluice_operator.service.plan_events import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sluice_autoscaler.sample import PoolSample
 from sluice_contract.cluster.labels import Role
 from sluice_contract.wire.load import SloCounts
-from sluice_operator.autoscale.sample import sample_of
+from sluice_operator.autoscale.query import sample_of
 from sluice_operator.scaled import PoolPods
 
 from tests.operator.autoscale.world import load, row

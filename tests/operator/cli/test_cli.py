@@ -20,7 +20,7 @@ import yaml
 from sluice_operator.api.scaling import Slo
 from sluice_operator.cli.image_options import DEFAULT_IMAGES
 from sluice_operator.cli.main import main
-from sluice_operator.manifests.slo_rules import slo_groups
+from sluice_operator.manifests.monitoring import slo_groups
 
 from tests.operator.api.documents import document, spec_file
 

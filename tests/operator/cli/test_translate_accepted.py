@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sluice_operator.cli.image_options import DEFAULT_IMAGES
 from sluice_operator.cli.main import main
 from sluice_operator.cli.preview import preview
-from sluice_operator.cli.translate.accepted import document, make_acceptable
+from sluice_operator.cli.translate.command import document, make_acceptable
 from sluice_operator.cli.translate.rows import Flag, NotCarriedError
 from sluice_operator.cli.translate.translate import ENGINES, UntranslatableError, translate
 from sluice_operator.cli.yaml_text import to_yaml

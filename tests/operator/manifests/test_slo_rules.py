@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sluice_contract.cluster.metrics import LATENCY_SECONDS
 from sluice_operator.api.scaling import Slo
 from sluice_operator.kube.kinds import OPTIONAL_CHILDREN, POD_MONITOR, PROMETHEUS_RULE, Manifest
-from sluice_operator.manifests.slo_rules import PACES, between, slo_groups
+from sluice_operator.manifests.monitoring import PACES, between, slo_groups
 from sluice_operator.service.plan import plan_service
 
 from tests.operator.examples import service, service_observed

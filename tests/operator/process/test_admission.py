@@ -10,8 +10,7 @@ import pytest
 from sluice_operator.clock import SystemClock
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.process.admission import Admission, Endpoint, usable_pair
-from sluice_operator.service.resolve.spec_errors import spec_errors
-from sluice_operator.validation.admission import SpecErrors
+from sluice_operator.service.resolve.spec_errors import SpecErrors, spec_errors
 
 from e2e.cluster.bare.certs import create_authority
 from tests.operator.examples import IMAGES, service

@@ -1,9 +1,16 @@
 """Which pools of a service the operator scales, within which limits, and what the status says about
-it. Pure."""
+it. Pure.
+
+An engine that moves to the other pool keeps all that it was started with but its role: pod,
+settings, image. So the pools must be alike, and as this release makes them: those of another
+release may know no change of roles.
+"""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from typing import Final
 
 from sluice_autoscaler.settings import PoolLimits, Settings
 from sluice_contract.cluster.labels import FIELD_MANAGER, Role
@@ -18,16 +25,20 @@ from sluice_operator.apply.plan import REPLICAS_MANAGER
 from sluice_operator.conditions import reasons
 from sluice_operator.conditions.conditions import find
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest, is_being_deleted, of_kind
+from sluice_operator.manifests.config_map import ENGINE_FILE
 from sluice_operator.scaled import ScaledPool, ScaledService, Scaling, move_to
 from sluice_operator.service.observe import Children, ServiceObserved
 from sluice_operator.service.plan import ServicePlan
-from sluice_operator.service.report.pools_alike import engines_move
 from sluice_operator.service.resolve.replicas import ReplicasOwner, replicas_owner, split_text
 from sluice_operator.service.revisions.revision import revisions_of
 from sluice_operator.service.rollout.gpu_budget import other_mode_gpus
 from sluice_operator.service.rollout.mode_switch import Former
+from sluice_operator.service.rollout.planned_rollout import PlannedPool
 
 NOT_DECIDED = Check("Unknown", "NotDecidedYet", "The operator has not looked at the load yet.")
+OF_A_POOL: Final = frozenset({"role", "replicas", "revisions", "configRef", "bootstrapPort"})
+"""Fields of an EnginePool in which pools that are alike may differ. A port that a container does
+not name is open all the same."""
 
 
 def scaled_service(observed: ServiceObserved, plan: ServicePlan) -> ScaledService | None:
@@ -182,3 +193,33 @@ def _addresses(pods: tuple[Manifest, ...]) -> tuple[str, ...]:
 
 def _seconds(milliseconds: int | None) -> float | None:
     return None if milliseconds is None else milliseconds / 1000
+
+
+def engines_move(plan: ServicePlan) -> bool:
+    """Whether engines of both pools are alike, take roles, and no roll-out is under way."""
+    pools = {pool.role: pool for pool in plan.pools}
+    if pools.keys() != {Role.PREFILL, Role.DECODE} or plan.upgrade or plan.former.is_served:
+        return False
+    prefill, decode = pools[Role.PREFILL], pools[Role.DECODE]
+    if any(len(pool.manifest["spec"]["revisions"]) > 1 for pool in (prefill, decode)):
+        return False
+    file = _file(prefill)
+    return _takes_roles(file) and file == _file(decode) and _spec(prefill) == _spec(decode)
+
+
+def _takes_roles(file: Manifest) -> bool:
+    """Whether engines with this file take another role by `POST /role`; the engine's own rule."""
+    backend = (file.get("kvTransfer") or {}).get("backend")
+    return backend == "TCP" and file.get("tensorParallelSize", 1) == 1
+
+
+def _file(pool: PlannedPool) -> Manifest:
+    """Engine file without its role. A prefill engine does not get the promised time between tokens,
+    which shortens the chunks of an engine that decodes."""
+    file: Manifest = json.loads(pool.config_map["data"][ENGINE_FILE])
+    ttft = (file.get("slo") or {}).get("ttftMilliseconds")
+    return {k: v for k, v in file.items() if k not in ("role", "slo")} | {"slo": ttft}
+
+
+def _spec(pool: PlannedPool) -> Manifest:
+    return {key: value for key, value in pool.manifest["spec"].items() if key not in OF_A_POOL}

@@ -8,7 +8,7 @@ import pytest
 from sluice_contract.cluster.labels import Role
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.service.plan import ServicePlan, plan_service
-from sluice_operator.service.report.pools_alike import engines_move
+from sluice_operator.service.report.scaling import engines_move
 
 from tests.operator.examples import service, service_observed
 

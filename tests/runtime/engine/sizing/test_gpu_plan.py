@@ -15,7 +15,7 @@ from sluice_contract.config.accelerators import PRODUCTS, Accelerator
 from sluice_contract.config.engine import EngineConfig
 from sluice_contract.config.sizing import resolve_settings, resolved_values
 from sluice_operator.api.status import ModelStatus
-from sluice_operator.delivery.kv_capacity import kv_capacity_of
+from sluice_operator.cli.kv_capacity import kv_capacity_of
 from sluice_runtime.engine.sampling.memory import sampling_bytes
 from sluice_runtime.engine.sizing.gpu_plan import (
     MIB,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from sluice_operator.kube.kinds import Manifest
-from sluice_operator.validation.admission import new_findings
+from sluice_operator.service.resolve.spec_errors import new_findings
 from sluice_operator.validation.errors import INVALID, Refusal
 
 

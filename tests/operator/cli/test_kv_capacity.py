@@ -9,7 +9,7 @@ from sluice_contract.config.accelerators import Accelerator
 from sluice_contract.config.engine import EngineSettings
 from sluice_contract.config.sizing import resolve_settings, resolved_values
 from sluice_operator.api.status import ModelStatus
-from sluice_operator.delivery.kv_capacity import KvCapacity, kv_capacity_of
+from sluice_operator.cli.kv_capacity import KvCapacity, kv_capacity_of
 
 from tests.operator.model_pods import RESOLVED
 
