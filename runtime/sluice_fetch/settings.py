@@ -100,7 +100,7 @@ class BucketSettings:
     """A prefix of a bucket at a revision, and what a client of it is told."""
 
     uri: str
-    """As it was given, for messages."""
+    """URI as it was given, for messages."""
     scheme: str
     """A key of `PROVIDERS`."""
     bucket: str

@@ -1,6 +1,6 @@
 """Status of planned children of an InferenceService: the pools, the routers, and what clients use.
 
-Pure; `now` is only used for transitions. The state below a pool is read from the EnginePool.
+Pure; `now` bounds how long something may take. The state below a pool is read from the EnginePool.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ from sluice_operator.service.rollout.planned_rollout import PlannedPool
 
 @dataclass(frozen=True)
 class StatusParts:
-    """What a status says of its children, by whether they are planned."""
+    """Parts of a status that depend on whether children are planned."""
 
     facts: Manifest
     """Fields of the status: mode, url, pools and the like."""
