@@ -36,7 +36,7 @@ from sluice_operator.api.base import left_out
 from sluice_operator.api.schema import inlined_schema
 from sluice_runtime.engine.sizing.plan import SAMPLING_SHARE
 from sluice_runtime.model.files import DUMMIES
-from sluice_runtime.scheduler.policies import POLICIES
+from sluice_runtime.scheduler.policies import ALIASES, POLICIES
 from sluice_runtime.scheduler.prefix_cache import EVICTIONS
 from sluice_runtime.server.reasoning.formats import FORMS
 from sluice_runtime.server.tools.formats import FORMATS
@@ -107,7 +107,7 @@ VALUES: Final = ("schedulingPolicy", "prefixEvictionPolicy", "toolCallFormat", "
 def configuration_page() -> str:
     """docs/reference/configuration.md."""
     lines = [GENERATED, HEAD, *_keys(), *_contradictions()]
-    lines += _values("schedulingPolicy", _said(POLICIES))
+    lines += _values("schedulingPolicy", _said(POLICIES) | _aliases())
     lines += [MORE, ""]
     lines += _values("prefixEvictionPolicy", _said(EVICTIONS))
     lines += _values("toolCallFormat", _families())
@@ -162,6 +162,10 @@ def _values(key: str, rows: Mapping[str, str]) -> Iterator[str]:
 def _said(registry: Mapping[str, Callable[..., Any]]) -> dict[str, str]:
     """What each function of a registry says of itself."""
     return {name: " ".join((one.__doc__ or "").split()) for name, one in registry.items()}
+
+
+def _aliases() -> dict[str, str]:
+    return {alias: f"Another name of `{name}`." for alias, name in ALIASES.items()}
 
 
 def _families() -> dict[str, str]:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from sluice_contract.config.accelerators import memory_mib_of
-from sluice_contract.wire.explain import Answer, Question
+from sluice_contract.wire.explain import Answer, Arrangement, Question
 from sluice_runtime.engine.sizing.plan import running_requests
 
 from sluice_simulator.costs import Cost
-from sluice_simulator.explain.arrangements import NAMES, arrangement, impossible
+from sluice_simulator.explain.arrangements import NAMES, arrangement, busy_rate, impossible
 from sluice_simulator.explain.models import ExplainedModel, known_model, model_from
 from sluice_simulator.explain.roofline import NoCostError, roofline
 
+Progress = Callable[[str], None]
+"""Receives a line for a person before each part of the simulation."""
 
-def answered(question: Question) -> Answer:
+
+def answered(question: Question, progress: Progress = lambda line: None) -> Answer:
     """Simulates every arrangement; the answer may be the reason why none could be.
 
     Raises:
@@ -36,11 +40,20 @@ def answered(question: Question) -> Answer:
         cost_source=f"{cost.name}, {cost.source}",
         kv_pool_tokens=cost.kv_pool_tokens,
         max_running_requests=rows,
-        arrangements=()
-        if why
-        else tuple(arrangement(name, question, model, cost) for name in NAMES),
+        arrangements=() if why else _simulated(question, model, cost, progress),
         missing=why,
     )
+
+
+def _simulated(
+    question: Question, model: ExplainedModel, cost: Cost, progress: Progress
+) -> tuple[Arrangement, ...]:
+    arrangements, rate = list[Arrangement](), busy_rate(question, cost)
+    for number, name in enumerate(NAMES, 1):
+        progress(f"simulating two engines, each {cost.name}: arrangement {number} of {len(NAMES)}")
+        arrangements.append(arrangement(name, question, model, cost, near=rate))
+        rate = arrangements[-1].requests_per_second  # often close to the next one's
+    return tuple(arrangements)
 
 
 def _chosen_rows(question: Question, model: ExplainedModel, cost: Cost) -> int:
