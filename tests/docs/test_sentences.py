@@ -12,6 +12,7 @@ PAGES: Final = (
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "docs" / "README.md",
+    *sorted(ROOT.glob("docs/how-to/*.md")),
     *sorted(ROOT.glob("docs/runbooks/*.md")),
 )
 MAX_WORDS: Final = 30
