@@ -12,6 +12,8 @@ PAGES: Final = (
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "docs" / "README.md",
+    ROOT / "docs" / "architecture.md",
+    *sorted(ROOT.glob("docs/explanation/*.md")),
     *sorted(ROOT.glob("docs/how-to/*.md")),
     *sorted(ROOT.glob("docs/runbooks/*.md")),
 )
