@@ -8,14 +8,10 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-PAGES: Final = (
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
-    ROOT / "docs" / "README.md",
-    ROOT / "docs" / "architecture.md",
-    *sorted(ROOT.glob("docs/explanation/*.md")),
-    *sorted(ROOT.glob("docs/how-to/*.md")),
-    *sorted(ROOT.glob("docs/runbooks/*.md")),
+PAGES: Final = sorted(
+    page
+    for pattern in ("*.md", "docs/**/*.md", "e2e/**/*.md", "images/*.md")
+    for page in ROOT.glob(pattern)
 )
 MAX_WORDS: Final = 30
 NO_PROSE: Final = re.compile(
