@@ -78,12 +78,13 @@ at least {large} GiB. Where a node's labels give the memory, it is computed from
 
 Chunks, graphs and what is left free are those of SGLang 0.5 (`server_args.py`, by memory), which
 are meant for throughput. The memory of products is in their makers' data sheets, not all of them
-looked up anew.
+looked up again.
 
 `maxRunningRequests` is {least} on CPUs. On GPUs it depends on the model, so each engine chooses it
-at its start, and its log says from what: one request for each {typical:,} tokens of the KV pool
-(assumed of prompt and answer together, on average), in multiples of {tile}. It is at least {least}
-(vLLM's, 0.11, `arg_utils.py`) and `cudaGraphMaxBatch`, and at most {most:,}. Above the least,
+at its start and logs why. It takes one request for each {typical:,} tokens of the KV pool, rounded
+to multiples of {tile}. It assumes that a request has so many tokens on average, prompt and answer
+together. The number is at least {least} (vLLM's, 0.11, `arg_utils.py`) and `cudaGraphMaxBatch`, and
+at most {most:,}. Above the least,
 sampling all of them may take {share:.0%} of a GPU's memory. The pool is what weights leave of
 `memoryPercent`, or `kvPoolTokens`. In bfloat16 Qwen3-0.6B gets about 590 on an H100 and 1,130 on
 an H200, Llama-3-8B 400 and 880, Qwen3-32B on two GPUs 270 and 770. All of them get 256 on L4s."""
