@@ -36,7 +36,7 @@ from sluice_operator.api.base import left_out
 from sluice_operator.api.schema import inlined_schema
 from sluice_runtime.engine.sizing.plan import SAMPLING_SHARE
 from sluice_runtime.model.files import DUMMIES
-from sluice_runtime.scheduler.policies import POLICIES
+from sluice_runtime.scheduler.policies import ALIASES, POLICIES
 from sluice_runtime.scheduler.prefix_cache import EVICTIONS
 from sluice_runtime.server.reasoning.formats import FORMS
 from sluice_runtime.server.tools.formats import FORMATS
@@ -78,12 +78,13 @@ at least {large} GiB. Where a node's labels give the memory, it is computed from
 
 Chunks, graphs and what is left free are those of SGLang 0.5 (`server_args.py`, by memory), which
 are meant for throughput. The memory of products is in their makers' data sheets, not all of them
-looked up anew.
+looked up again.
 
 `maxRunningRequests` is {least} on CPUs. On GPUs it depends on the model, so each engine chooses it
-at its start, and its log says from what: one request for each {typical:,} tokens of the KV pool
-(assumed of prompt and answer together, on average), in multiples of {tile}. It is at least {least}
-(vLLM's, 0.11, `arg_utils.py`) and `cudaGraphMaxBatch`, and at most {most:,}. Above the least,
+at its start and logs why. It takes one request for each {typical:,} tokens of the KV pool, rounded
+to multiples of {tile}. It assumes that a request has so many tokens on average, prompt and answer
+together. The number is at least {least} (vLLM's, 0.11, `arg_utils.py`) and `cudaGraphMaxBatch`, and
+at most {most:,}. Above the least,
 sampling all of them may take {share:.0%} of a GPU's memory. The pool is what weights leave of
 `memoryPercent`, or `kvPoolTokens`. In bfloat16 Qwen3-0.6B gets about 590 on an H100 and 1,130 on
 an H200, Llama-3-8B 400 and 880, Qwen3-32B on two GPUs 270 and 770. All of them get 256 on L4s."""
@@ -107,7 +108,7 @@ VALUES: Final = ("schedulingPolicy", "prefixEvictionPolicy", "toolCallFormat", "
 def configuration_page() -> str:
     """docs/reference/configuration.md."""
     lines = [GENERATED, HEAD, *_keys(), *_contradictions()]
-    lines += _values("schedulingPolicy", _said(POLICIES))
+    lines += _values("schedulingPolicy", _said(POLICIES) | _aliases())
     lines += [MORE, ""]
     lines += _values("prefixEvictionPolicy", _said(EVICTIONS))
     lines += _values("toolCallFormat", _families())
@@ -162,6 +163,10 @@ def _values(key: str, rows: Mapping[str, str]) -> Iterator[str]:
 def _said(registry: Mapping[str, Callable[..., Any]]) -> dict[str, str]:
     """What each function of a registry says of itself."""
     return {name: " ".join((one.__doc__ or "").split()) for name, one in registry.items()}
+
+
+def _aliases() -> dict[str, str]:
+    return {alias: f"Another name of `{name}`." for alias, name in ALIASES.items()}
 
 
 def _families() -> dict[str, str]:

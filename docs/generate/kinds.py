@@ -82,9 +82,9 @@ and containers. Jobs that bring models have
 their token, which may read the namespace's EndpointSlices and nothing else.
 
 **Empty keys.** A key with nothing behind it, as `engine:` or `tolerations:` of a chart, counts as
-left out, in server-side apply (Helm 4, Flux, Argo CD) as in client-side apply. Exceptions are
-`prefill:`, and in server-side apply `replicas:` of the top level, keys with a fixed set of words
-(`dtype:`) and keys of maps (`limits: {{cpu: }}`): there the API server refuses them.
+left out, in server-side apply (Helm 4, Flux, Argo CD) as in client-side apply. The API server
+refuses an empty `prefill:`. In server-side apply it also refuses empty `replicas:` of the top
+level, empty keys with a fixed set of words (`dtype:`) and empty keys of maps (`limits: {{cpu: }}`).
 
 **Numbers.** Without any there is one engine in each pool. `prefill` without a number of its own
 has 1 beside `replicas`, and the top level's `minReplicas` and `maxReplicas` beside autoscaling.
@@ -112,18 +112,18 @@ CHANGES: Final = (
     ),
     (
         "`model.adapters`",
-        "no engine restarts: engines load and let go of adapters while they serve. The first list, "
+        "no engine restarts: engines load and unload adapters while they serve. The first list, "
         "the first adapter on a claim and the last one on it make another revision",
     ),
     (
         "`model.resources`",
         "another revision where each engine brings the model itself; else no engine restarts, and "
-        "a Job that runs is made anew",
+        "a Job that runs is made again",
     ),
     (
         "`router.auth`, where it comes or goes",
-        "routers are replaced, and engines by another revision: beside API keys they serve nobody "
-        "but the routers",
+        "routers are replaced, and engines by another revision: with API keys they serve the "
+        "routers only",
     ),
     (
         "the rest of `router`",
@@ -138,23 +138,23 @@ CHANGES: Final = (
     (
         "the rest of `model`, `slo`, the rest of `engine`; `accelerator`, `resources`, "
         f"and of a `template` {', '.join(f'`{name}`' for name in PROCESS_TEMPLATE_FIELDS)}",
-        "another revision: new engines start beside the former ones, which finish their streams "
+        "another revision: new engines start next to the former ones, which finish their streams "
         "and leave once the new ones are ready",
     ),
     (
         "`prefill`, where it comes or goes",
-        "engines of the new kind start beside the former ones, which finish their streams and "
+        "engines of the new kind start next to the former ones, which finish their streams and "
         "leave once the new ones are ready",
     ),
     ("`metadata.name`", "not possible: make another object"),
 )
 IMMUTABLE: Final = """
 No field of the spec is immutable. A change that is refused writes nothing but status, and the
-former settings go on serving ([conditions](operator.md#conditions)).
+engines keep serving with the former settings ([conditions](operator.md#conditions)).
 
-**Another `model.uri` is another name to clients** where `model.name` is left out: it is then the
-last part of the URI, and who asks for the former one is answered 404. Set the name, and the URI
-may change: [upgrade a model](../how-to/upgrade-a-model.md).
+**Another `model.uri` is another name to clients** where `model.name` is left out. The name is then
+the last part of the URI, and a client that asks for the former name is answered 404. Set the name,
+and the URI may change: [upgrade a model](../how-to/upgrade-a-model.md).
 """
 
 NOT_YET: Final = """\

@@ -23,7 +23,7 @@ from sluice_contract.config.sizing import (
 )
 from sluice_runtime.engine.sizing.plan import context_length, scheduler_settings
 from sluice_runtime.errors import InvalidConfigError
-from sluice_runtime.scheduler.policies import POLICIES
+from sluice_runtime.scheduler.policies import ALIASES, POLICIES
 from sluice_runtime.scheduler.settings import SchedulerSettings
 
 from sluice_simulator.costs import Cost
@@ -75,8 +75,8 @@ def policies_of(text: str | None, config: EngineConfig) -> Sequence[str]:
         return [name for name in POLICIES if name not in useless]
     names = [_configured(config)] if text is None else text.split(",")
     for name in names:
-        if name not in POLICIES:
-            allowed = ", ".join([*POLICIES, ALL])
+        if name not in POLICIES.keys() | ALIASES.keys():
+            allowed = ", ".join([*POLICIES, *ALIASES, ALL])
             raise UnusableConfigError(f"--policy: {name!r} is not allowed; allowed: {allowed}")
     return names
 

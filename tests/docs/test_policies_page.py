@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sluice_runtime.scheduler.policies import POLICIES
+from sluice_runtime.scheduler.policies import ALIASES, POLICIES
 from sluice_runtime.scheduler.prefix_cache import EVICTIONS
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "scheduling.md"
@@ -22,3 +22,8 @@ def test_the_reference_says_of_every_policy_what_it_is_good_for(
         said = " ".join((policy.__doc__ or "").split())
         assert said.startswith("Good "), name
         assert f"| `{name}` | {said} |" in page, f"| `{name}` | {said} |"
+
+
+@pytest.mark.parametrize(("alias", "name"), ALIASES.items())
+def test_the_reference_names_every_alias(alias: str, name: str) -> None:
+    assert f"| `{alias}` | Another name of `{name}`." in PAGE.read_text()

@@ -46,8 +46,8 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 WeightDType = Literal["auto", "int8"]
 KvCacheDtype = Literal["auto", "fp8_e4m3"]
 SchedulingPolicy = Literal[
-    "fcfs", "lpm", "dfs-weight", "lof", "sjf", "srtf", "hrrn", "round-robin", "random", "priority",
-    "routing-key", "adaptive", "slack",
+    "fcfs", "lpm", "dfs-weight", "lof", "sjf", "hrrn", "srtf", "round-robin", "random", "priority",
+    "adaptive", "slack",
 ]  # fmt: skip
 READS_PRIORITY: Final[tuple[SchedulingPolicy, ...]] = ("priority", "adaptive")
 """Policies under which a request's priority counts."""

@@ -129,8 +129,7 @@ class Generate(Message, frozen=True):
     priority: int = 0
     """Larger is more urgent; read by the policies priority and adaptive."""
     routing_key: str = ""
-    """Session or adapter, as the client calls it, or the tenant; read by the policies round-robin
-    and routing-key."""
+    """Session or adapter, as the client calls it, or the tenant; read by the policy round-robin."""
     logprobs: int = -1
     """Most probable tokens to return for each token of the answer; -1: no logprobs."""
     prompt_logprobs: int = -1

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Final
 
 from sluice_contract.cluster.labels import Role
@@ -44,7 +45,11 @@ BYTES_PER_SECOND: Final = 12.5e9
 """Bandwidth between two engines: 100 Gb/s."""
 
 
-def answered(question: Question) -> Answer:
+Progress = Callable[[str], None]
+"""Receives a line for a person before each part of the simulation."""
+
+
+def answered(question: Question, progress: Progress = lambda line: None) -> Answer:
     """Simulates every arrangement; the answer may be the reason why none could be.
 
     Raises:
@@ -66,11 +71,20 @@ def answered(question: Question) -> Answer:
         cost_source=f"{cost.name}, {cost.source}",
         kv_pool_tokens=cost.kv_pool_tokens,
         max_running_requests=rows,
-        arrangements=()
-        if why
-        else tuple(arrangement(name, question, model, cost) for name in NAMES),
+        arrangements=() if why else _simulated(question, model, cost, progress),
         missing=why,
     )
+
+
+def _simulated(
+    question: Question, model: ExplainedModel, cost: Cost, progress: Progress
+) -> tuple[Arrangement, ...]:
+    arrangements, rate = list[Arrangement](), busy_rate(question, cost)
+    for number, name in enumerate(NAMES, 1):
+        progress(f"simulating two engines, each {cost.name}: arrangement {number} of {len(NAMES)}")
+        arrangements.append(arrangement(name, question, model, cost, near=rate))
+        rate = arrangements[-1].requests_per_second  # often close to the next one's
+    return tuple(arrangements)
 
 
 def _chosen_rows(question: Question, model: ExplainedModel, cost: Cost) -> int:
@@ -102,32 +116,55 @@ class Figures:
 
 
 def arrangement(
-    name: ArrangementName, question: Question, model: ExplainedModel, cost: Cost
+    name: ArrangementName, question: Question, model: ExplainedModel, cost: Cost, near: float = 0.0
 ) -> Arrangement:
-    """The highest rate of the grid at which two engines keep the promise."""
+    """The highest rate of the grid at which two engines keep the promise, searched from `near` on,
+    in requests a second."""
     busy = 2 * busy_rate(question, cost)
     rates = [busy * GRID_FIRST * GRID_STEP**number for number in range(GRID)]
-    low, high, best = 0, GRID, None
-    while low < high:
-        middle = (low + high) // 2
-        played = _played(name, question, model, cost, rates[middle])
-        if keeps(played, question):
-            best, low = (rates[middle], played), middle + 1
-        else:
-            high = middle
-    rate, played = best or (0.0, _played(name, question, model, cost, rates[0]))
+    play = cache(partial(_played, name, question, model, cost))
+    first = min(range(GRID), key=lambda number: abs(rates[number] - near))
+    kept = last_kept(GRID, first, lambda number: keeps(play(rates[number]), question))
+    played = play(rates[max(kept, 0)])
     return Arrangement(
         name=name,
-        requests_per_second=rate,
+        requests_per_second=rates[kept] if kept >= 0 else 0.0,
         ttft_seconds=played.ttft_seconds,
         itl_seconds=played.itl_seconds,
     )
+
+
+def last_kept(count: int, first: int, is_kept: Callable[[int], bool]) -> int:
+    """The last of `count` numbers for which `is_kept` holds, which holds up to there; -1: for none.
+
+    Looks at `first`, then further and further away until it has passed the number, then halves the
+    interval. It never looks at a number twice.
+    """
+    low, high, at, stride = -1, count, first, 1
+    while high - low > 1:
+        if is_kept(at):
+            low = at
+        else:
+            high = at
+        if low >= 0 and high < count:
+            at = (low + high) // 2
+        else:
+            at = min(low + stride, count - 1) if low >= 0 else max(high - stride, 0)
+            stride *= 2
+    return low
 
 
 def impossible(question: Question, cost: Cost) -> str | None:
     """Explains why the promise cannot be kept even for a request that is alone; None where it
     can."""
     c, promise, prompt = cost.coefficients, question.promise, question.requests.prompt_tokens
+    tokens, room = prompt + question.requests.answer_tokens, _longest(question, cost)
+    if tokens > room:
+        return (
+            f"requests of {prompt:,} + {question.requests.answer_tokens:,} tokens do not fit: an "
+            f"engine takes {room:,}, of the model's context of {cost.context_length:,} and a KV "
+            f"pool of {cost.kv_pool_tokens:,}"
+        )
     step = c.step + max(c.weights, c.row) + prompt * c.context
     if step > promise.itl_seconds:
         return (
@@ -165,14 +202,25 @@ def _rows(question: Question, cost: Cost) -> int:
     return max(1, min(question.max_running_requests or 1, cost.kv_pool_tokens // tokens))
 
 
-def trace_at(question: Question, rate: float) -> Trace:
-    """Trace with Poisson arrivals; lengths are equal at each rate."""
+def trace_at(question: Question, rate: float, longest: int) -> Trace:
+    """Trace with Poisson arrivals; lengths are equal at each rate.
+
+    A prompt that with its answer is over `longest` tokens is cut to fit, for an engine would refuse
+    it at any rate.
+    """
     draw, now, requests = random.Random(0), 0.0, list[TraceRequest]()  # noqa: S311
     for _ in range(_requests(question, rate)):
         prompt = _drawn(draw, question.requests.prompt_tokens)
-        requests.append(TraceRequest(now, prompt, _drawn(draw, question.requests.answer_tokens)))
+        answer = min(_drawn(draw, question.requests.answer_tokens), longest - 1)
+        requests.append(TraceRequest(now, min(prompt, longest - answer), answer))
         now += draw.expovariate(1.0) / rate
     return trace_of("explain", requests)
+
+
+def _longest(question: Question, cost: Cost) -> int:
+    """Tokens of the longest request, prompt and answer, that an engine does not refuse."""
+    pages = cost.kv_pool_tokens // question.page_size - 1
+    return min(cost.context_length, pages * question.page_size)
 
 
 def _requests(question: Question, rate: float) -> int:
@@ -188,7 +236,7 @@ def _played(
     name: ArrangementName, question: Question, model: ExplainedModel, cost: Cost, rate: float
 ) -> Figures:
     network = Network(BYTES_PER_SECOND, 0.0002, question.page_size * model.kv_bytes)
-    trace = trace_at(question, rate)
+    trace = trace_at(question, rate, _longest(question, cost))
     replay = FleetReplay(trace, _pools(name, question, cost), network, Options(max_tokens=1))
     return figures(replay.run().record, question.promise.share)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import Any
 
 import pytest
 from sluice_contract.config.accelerators import Accelerator
-from sluice_contract.wire.explain import Arrangement, Promise, Question, Requests
+from sluice_contract.wire.explain import Answer, Arrangement, Promise, Question, Requests
 from sluice_simulator.explain import __main__ as program
 from sluice_simulator.explain import answer as explained
 from sluice_simulator.explain.answer import answered
@@ -80,6 +81,48 @@ def test_a_promise_that_nothing_keeps_is_a_rate_of_0() -> None:
     found = borne("mixed", none)
     assert found.requests_per_second == 0
     assert found.ttft_seconds > 0.001
+
+
+def test_prompts_that_no_engine_takes_are_cut_and_their_answer_is_finite() -> None:
+    """Half of the drawn prompts are over the average, which is near the context of 40,960."""
+    requests = Requests(prompt_tokens=39_000, answer_tokens=200)
+    seconds = Promise(ttft_seconds=10.0, itl_seconds=0.5, share=0.95)
+    question = asked(requests=requests, promise=seconds, chunk_size=8192)
+    assert borne("mixed", question).requests_per_second > 0
+    too_long = answered(asked(requests=Requests(prompt_tokens=40_900, answer_tokens=200)))
+    assert "requests of 40,900 + 200 tokens do not fit" in (too_long.missing or "")
+
+
+@pytest.mark.parametrize(("count", "first"), [(1, 0), (3, 0), (16, 0), (16, 7), (16, 15)])
+def test_the_search_for_a_rate_is_right_from_wherever_it_begins(count: int, first: int) -> None:
+    for last in range(-1, count):
+        looks: list[int] = []
+
+        def is_kept(number: int, last: int = last, looks: list[int] = looks) -> bool:
+            looks.append(number)
+            return number <= last
+
+        assert explained.last_kept(count, first, is_kept) == last
+        assert len(set(looks)) == len(looks)
+        assert abs(first - last) > 1 or len(looks) <= (2 if first == last else 4)
+
+
+def test_each_arrangement_is_told_before_it_is_simulated() -> None:
+    lines: list[str] = []
+    answer = answered(asked(), lines.append)
+    assert [line.rsplit(": ")[1] for line in lines] == [
+        f"arrangement {number} of 5" for number in range(1, 6)
+    ]
+    assert len(answer.arrangements) == 5
+
+
+def test_a_question_that_cannot_be_read_is_an_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"{}")))
+    assert program.main() == 0
+    answer = Answer.model_validate_json(capsys.readouterr().out)
+    assert "modelNames" in (answer.missing or "")
 
 
 def test_prefill_and_decode_apart_have_gaps_of_decode_steps_alone() -> None:

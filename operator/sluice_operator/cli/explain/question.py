@@ -81,7 +81,7 @@ def ask(about: Question) -> Answer:
         done = subprocess.run(
             command,
             input=text,
-            capture_output=True,
+            stdout=subprocess.PIPE,
             text=True,
             timeout=TIMEOUT_SECONDS,
             check=False,
@@ -91,7 +91,7 @@ def ask(about: Question) -> Answer:
     try:
         return Answer.model_validate_json(done.stdout)
     except ValidationError:
-        return _missing(" ".join(done.stderr.split()) or f"{PROGRAM} ended with {done.returncode}")
+        return _missing(f"{PROGRAM} ended with {done.returncode}, see above")
 
 
 def _missing(why: str) -> Answer:

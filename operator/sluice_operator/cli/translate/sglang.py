@@ -27,7 +27,7 @@ from sluice_operator.cli.translate.rows import (
     those,
 )
 
-POLICIES: Final = ("fcfs", "lpm", "random", "dfs-weight", "lof", "priority", "routing-key")
+POLICIES: Final = ("fcfs", "lpm", "random", "dfs-weight", "lof", "priority")
 """SGLang's policies that have the same name and meaning here."""
 EVICTIONS: Final = ("lru", "lfu", "fifo", "slru")
 """SGLang's eviction policies that have the same name and meaning here."""

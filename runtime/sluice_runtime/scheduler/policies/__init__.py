@@ -8,6 +8,7 @@ O(n log n) at most over the waiting requests, and nothing in a step that has no 
 
 from sluice_runtime.scheduler.policies.ageing import AdmissionOrder, admission_order
 from sluice_runtime.scheduler.policies.orders import (
+    ALIASES,
     POLICIES,
     PREEMPTING,
     Policy,
@@ -16,6 +17,7 @@ from sluice_runtime.scheduler.policies.orders import (
 )
 
 __all__ = [
+    "ALIASES",
     "POLICIES",
     "PREEMPTING",
     "AdmissionOrder",

@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Final, Generic, TypeVar
 
 from sluice_runtime.scheduler.policies.orders import (
+    ALIASES,
     POLICIES,
     PREEMPTING,
     Policy,
@@ -170,4 +171,5 @@ def _share_rank(
 
 def admission_order(policy: str, seed: int = 0) -> AdmissionOrder:
     """A policy with bounded waiting: the order that an engine uses."""
-    return AdmissionOrder(POLICIES[policy], seed, resumes_first=policy not in PREEMPTING)
+    order = POLICIES[ALIASES.get(policy, policy)]
+    return AdmissionOrder(order, seed, resumes_first=policy not in PREEMPTING)

@@ -112,18 +112,10 @@ def shortest_prefill_first(waiting: Sequence[Request], context: PolicyContext) -
     return sorted(waiting, key=context.prefill_tokens(waiting))
 
 
-def shortest_remaining_first(
-    waiting: Sequence[Request], context: PolicyContext
-) -> Iterable[Request]:
-    """Good for the mean time to the whole answer, if clients give honest max_tokens."""
-    return sorted(waiting, key=remaining_work(waiting, context))
-
-
 def highest_response_ratio_next(
     waiting: Sequence[Request], context: PolicyContext
 ) -> Iterable[Request]:
     """Good for unlike requests together: short ones go first, long ones gain rank by waiting."""
-
     work = remaining_work(waiting, context)
 
     def response_ratio(request: Request) -> float:
@@ -191,14 +183,6 @@ def round_robin(waiting: Sequence[Request], context: PolicyContext) -> Iterator[
             left = PICKS
             if not queue:
                 queues.pop(key, None)
-
-
-def running_keys_first(waiting: Sequence[Request], context: PolicyContext) -> Iterable[Request]:
-    """Good for adapters and sessions: requests join those of their routing key that run already."""
-    if not context.running:
-        return waiting
-    running = Counter(request.turn_key for request in context.running if request.routing_key)
-    return sorted(waiting, key=lambda request: -running[request.turn_key])
 
 
 def least_slack_first(waiting: Sequence[Request], context: PolicyContext) -> Iterable[Request]:
@@ -288,15 +272,16 @@ POLICIES: Final[Mapping[str, Policy]] = {
     "dfs-weight": depth_first_by_weight,
     "lof": longest_output_first,
     "sjf": shortest_prefill_first,
-    "srtf": shortest_remaining_first,
     "hrrn": highest_response_ratio_next,
     "round-robin": round_robin,
     "random": shuffled,
     "priority": highest_priority_first,
-    "routing-key": running_keys_first,
     "adaptive": adaptive,
     "slack": least_slack_first,
 }
 """Policies by their name in `schedulingPolicy`; none bounds the waiting."""
+ALIASES: Final = {"srtf": "hrrn"}
+"""Further names in `schedulingPolicy`. Among requests that have waited for equally long, `hrrn` is
+shortest remaining time first."""
 PREEMPTING: Final = frozenset({"priority"})
 """Policies that may send running requests back for a waiting one, and place those themselves."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from sluice_contract.config.engine import SchedulingPolicy
 from sluice_runtime.scheduler.policies import (
+    ALIASES,
     POLICIES,
     PREEMPTING,
     PolicyContext,
@@ -35,7 +36,8 @@ def names(policy: str, requests: Sequence[Request], context: PolicyContext = IDL
 
 
 def test_every_policy_of_the_configuration_is_there_and_none_else() -> None:
-    assert set(POLICIES) == set(typing.get_args(SchedulingPolicy))
+    assert POLICIES.keys() | ALIASES.keys() == set(typing.get_args(SchedulingPolicy))
+    assert set(ALIASES.values()) <= set(POLICIES)
     assert set(POLICIES) >= PREEMPTING
 
 
@@ -44,7 +46,7 @@ def test_by_size() -> None:
     assert names("fcfs", [a, b, c]) == "abc"
     assert names("lof", [a, b, c]) == "bca"
     assert names("sjf", [a, b, c]) == "bca"
-    assert names("srtf", [a, b, c]) == "cab"
+    assert names(ALIASES["srtf"], [a, b, c], replace(IDLE, now=1.0)) == "cab"
 
 
 def test_shortest_prefill_counts_what_the_cache_holds() -> None:
@@ -88,7 +90,7 @@ def test_longest_match_gives_way_to_arrival_in_a_long_queue() -> None:
     assert list(POLICIES["lpm"](queue[1:], context)) != queue[1:]
 
 
-@pytest.mark.parametrize("name", ["sjf", "srtf", "hrrn", "dfs-weight", "adaptive"])
+@pytest.mark.parametrize("name", ["sjf", "hrrn", "dfs-weight", "adaptive"])
 def test_a_long_queue_is_not_looked_up_as_a_whole(name: str) -> None:
     asked: list[Request] = []
 
@@ -125,14 +127,6 @@ def test_round_robin_picks_ten_of_each_key_in_turn() -> None:
     assert names("round-robin", [*flood, *few], used) == "AAABB" + "A" * 22
     over = replace(IDLE, turn=Turn(("", "a"), 10))
     assert names("round-robin", [*flood, *few], over)[:3] == "BBA"
-
-
-def test_requests_join_those_of_their_key_that_run() -> None:
-    running = [waiting("x", routing_key="k"), waiting("y", routing_key="k"), waiting("z")]
-    context = replace(IDLE, running=running)
-    requests = [waiting("a"), waiting("b", routing_key="j"), waiting("c", routing_key="k")]
-    assert names("routing-key", requests, context) == "cab"
-    assert names("routing-key", requests) == "abc"
 
 
 @pytest.mark.parametrize(
