@@ -1,6 +1,6 @@
-"""One look at one service: query its load → decide → carry out → tell.
+"""One tick of one service: query its load → decide → carry out → report.
 
-What was seen and decided lately is kept in memory, by service.
+Recent samples and decisions are kept in memory, by service.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from sluice_operator.scaled import PoolPods, ScaledService, Scaling
 
 TICK_SECONDS: Final = 2.0
 QUIET_SECONDS: Final = 120.0
-"""How long a service without requests is not looked at; the first request ends it."""
+"""Seconds for which a service without requests is not looked at; the first request ends them."""
 
 
 class TickJournals(Protocol):
-    """Keeps what was seen and decided."""
+    """Keeps samples and decisions of ticks."""
 
     def add(self, key: Key, live: Manifest, settings: Settings, tick: Tick) -> None: ...
 
@@ -135,7 +135,8 @@ class ScalingTick:
         return changed
 
     async def _remembered(self, key: Key, scaled: ScaledService) -> TickMemory:
-        """Earlier ticks of the service, also of an earlier operator process."""
+        """The memory of a service, with earlier ticks, also those of an earlier operator
+        process."""
         if key not in self.memories:
             ticks = await self.journals.last_ticks(scaled.live)
             now = self.clock.now().timestamp()
