@@ -1,6 +1,7 @@
-"""KV capacity in a preview, pool by pool: for people, and for programs.
+"""KV capacity in a preview, pool by pool: as text for people, and as JSON for programs.
 
-For models that are not from a hub, the operator has only the spec.
+The operator knows the config.json only of models from a hub or bucket; of other models it has only
+the spec.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ BY_ENGINE: Final = "which an engine chooses at its start from its KV pool"
 
 
 def engine_kv_capacity(model: ModelStatus | None, pool: PlannedPool) -> KvCapacity:
-    """The KV capacity of one engine of the pool; `model`: as it was resolved, if it was."""
+    """The KV capacity of one engine of the pool. `model`: the resolved model; None: not
+    resolved."""
     resources = pool.manifest["spec"].get("resources") or {}
     limit = amount((resources.get("limits") or {}).get("memory"))
     settings = resolved_values(pool.settings)
@@ -34,7 +36,7 @@ def engine_kv_capacity(model: ModelStatus | None, pool: PlannedPool) -> KvCapaci
 def capacity_lines(
     spec: InferenceServiceSpec, model: ModelStatus | None, pool: PlannedPool
 ) -> Iterator[str]:
-    """An indented line; none if the capacity can never be known here."""
+    """The pool's KV capacity as an indented line; none if it can never be known here."""
     capacity = engine_kv_capacity(model, pool)
     if capacity.tokens is None and not is_fetched(spec.model):
         return
@@ -65,7 +67,7 @@ def running_lines(model: ModelStatus | None, pool: PlannedPool) -> Iterator[str]
 def capacity_json(
     spec: InferenceServiceSpec, model: ModelStatus | None, pool: PlannedPool
 ) -> Manifest | None:
-    """None if the capacity can never be known here."""
+    """The pool's KV capacity as JSON; None if it can never be known here."""
     capacity = engine_kv_capacity(model, pool)
     if capacity.tokens is None and not is_fetched(spec.model):
         return None

@@ -1,6 +1,5 @@
-"""Makes a translation one that `sluice plan` takes: what plan would refuse is left out with a note,
-where an engine can do without, or named.
-"""
+"""Makes a translation acceptable to `sluice plan`. Settings that plan would refuse are left out
+with a note if engines work without them, else reported."""
 
 from __future__ import annotations
 
@@ -45,7 +44,8 @@ def document(translation: Translation) -> dict[str, Any]:
 
 
 def make_acceptable(translation: Translation) -> tuple[Finding, ...]:
-    """Leave out what plan would refuse and engines can do without; what it would still refuse."""
+    """Leaves out settings that plan would refuse and engines can do without; returns what plan
+    still refuses."""
     if "uri" not in translation.spec.get("model", {}):
         return (Finding("model.uri", "no flag names the model"),)
     spec = translation.spec

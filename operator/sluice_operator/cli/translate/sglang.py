@@ -34,7 +34,8 @@ EVICTIONS: Final = ("lru", "lfu", "fifo", "slru")
 
 
 def drafts(text: str) -> int:
-    """SGLang counts the token that is verified before the drafts, too: 4 are 3 drafts."""
+    """Number of drafts. SGLang also counts the token that is verified before them: its 4 are 3
+    drafts."""
     if (tokens := number(text)) < 2:
         raise ValueError("a whole number, at least 2")
     return tokens - 1

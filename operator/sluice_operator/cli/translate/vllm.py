@@ -56,7 +56,7 @@ def speculation(text: str) -> Partly:
 
 
 def kv_transfer(text: str) -> Partly:
-    """The JSON of --kv-transfer-config; its role is that of one side, and a service has both."""
+    """The JSON of --kv-transfer-config. Its role is that of one pool, while a service has both."""
     settings = json_object(text)
     connector, role = settings.get("kv_connector"), settings.get("kv_role", "kv_both")
     if not isinstance(connector, str):
