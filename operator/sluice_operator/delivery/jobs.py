@@ -39,7 +39,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Running:
-    """A Job that is tried, or tried again."""
+    """A Job that runs, or will be tried again."""
 
     reason: str = ""
     """Cause of a delay; empty: nothing known."""
