@@ -196,8 +196,8 @@ def _started(
     live: Manifest | None,
     path: str | None,
 ) -> tuple[Event, ...]:
-    """Events about a new Deployment, or one with another number of engines. A number that the
-    InferenceService sets at `path` is an event of its own."""
+    """Events about a new Deployment, or one with another number of engines. A number set by the
+    InferenceService gets an event that names its field `path`."""
     name = desired["metadata"]["name"]
     if live is None:
         others = any(True for _ in of_kind(observed.children, DEPLOYMENT))

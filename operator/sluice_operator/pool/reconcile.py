@@ -1,6 +1,6 @@
 """One EnginePool: observe everything once → plan → apply what differs → report.
 
-The same for every cause, as for an InferenceService.
+Every cause of a reconcile leads to all of these steps.
 """
 
 from __future__ import annotations
