@@ -202,7 +202,7 @@ async def _lead(parts: Parts) -> None:
                 journals.run(),
             )
         except asyncio.CancelledError:
-            if parts.leadership.is_held:  # it is told to end
+            if parts.leadership.is_held:  # ended by a signal, not by the loss of the Lease
                 await journals.flush()
             raise
 
