@@ -38,10 +38,9 @@ class Kept:
     """Decided pools by role; missing ones are decided again."""
     router: DecidedRouter | None
     revision: Revision | None
-    """The revision of all of it; None: it is a new one."""
+    """The revision that has all of these decisions; None: a new one is needed."""
     shared: Settings
-    """Settings that the user left out and that pools that are decided again take from the
-    others."""
+    """Settings that the user left out, and that newly decided pools take from the kept ones."""
 
 
 def kept(revisions: Revisions, spec: InferenceServiceSpec, images: Mapping[Role, str]) -> Kept:
@@ -69,7 +68,8 @@ def kept(revisions: Revisions, spec: InferenceServiceSpec, images: Mapping[Role,
 def _all_of_one(
     revisions: Revisions, spec: InferenceServiceSpec, parts: Mapping[Role, Manifest]
 ) -> Mapping[Role, DecidedPool] | None:
-    """The pools of the newest revision that says the same of all engines."""
+    """The pools of the newest revision whose engines all have equal `parts`; None: there is no such
+    revision."""
     for revision in revisions.newest_first:
         if all(revision.has_engines_of(spec, role, part) for role, part in parts.items()):
             return {role: revision.pools[role] for role in parts}
