@@ -19,7 +19,7 @@ KERNELS = Path(__file__).resolve().parents[2] / "kernels"
 
 
 class NoDeviceError(Exception):
-    """One line for whoever asked."""
+    """No device can be used; `str()` is one line that says why."""
 
 
 @dataclass(frozen=True)

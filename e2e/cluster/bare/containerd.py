@@ -74,7 +74,8 @@ disabled_plugins = [
 
 
 def render_config(socket: str, programs: str, cni: str) -> str:
-    """By paths in the node: the socket, the folder of its programs, that of its networks."""
+    """The text of containerd's configuration. `socket`: path of the socket; `programs` and `cni`:
+    folders of its programs and network configurations; all of them in the node."""
     return CONFIG.format(
         socket=socket,
         pause=PAUSE_IMAGE,

@@ -48,7 +48,7 @@ class Supervisor:
         self._running: dict[int, str] = {}
 
     def run(self) -> None:
-        """Until SIGTERM. The signals are blocked and waited for, so that none is missed."""
+        """Runs until SIGTERM. The signals are blocked and waited for, so that none is missed."""
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         while True:
             received = signal.sigtimedwait(SIGNALS, self._start_due())
@@ -57,7 +57,7 @@ class Supervisor:
             self._reap()
 
     def _start_due(self) -> float:
-        """Starts what is due; seconds until the next one is."""
+        """Starts what is due; returns the seconds until the next start."""
         now = time.monotonic()
         for name in [name for name, due in self._due_seconds.items() if due <= now]:
             del self._due_seconds[name]
