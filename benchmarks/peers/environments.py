@@ -31,7 +31,7 @@ class Packages:
 
     wanted: tuple[str, ...]
     overrides: tuple[str, ...] = ()
-    """In the place of what the wanted ones ask for."""
+    """Requirements that replace those of the wanted packages."""
 
 
 PEERS: Final[Mapping[str, Packages]] = {
