@@ -27,7 +27,7 @@ _HUB: Final = "hf://"
 
 
 class AdapterSpec(ApiModel):
-    """A LoRA adapter that is served beside the model."""
+    """A LoRA adapter that is served in addition to the model."""
 
     name: str = Field(
         min_length=1,

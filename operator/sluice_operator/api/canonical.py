@@ -1,8 +1,8 @@
-"""One spelling for specs that mean the same: what is hashed and compared, and what pods are made
-of.
+"""One spelling for specs of equal meaning: the spelling that is hashed, compared, and made into
+pods.
 
-Pure. Each amount has one spelling, and empty maps and lists, empty sections, and values that say
-what holds anyway are left out.
+Pure. Each amount has one spelling. Empty maps, lists and sections are left out, and so are values
+that hold anyway.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _AMOUNTS: Final[dict[type[BaseModel], tuple[str, ...]]] = {
     HostCacheDisk: ("size",),
     Resources: ("requests", "limits"),
 }
-"""Fields that are quantities, or maps of these."""
+"""Fields that are quantities, or maps of quantities."""
 _PERCENTAGES: Final = {Slo: "percentile", TracingSpec: "sample_percent"}
 
 ModelT = TypeVar("ModelT", bound=BaseModel)

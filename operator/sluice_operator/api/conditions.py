@@ -23,8 +23,8 @@ UPGRADE_AVAILABLE: Final = "UpgradeAvailable"
 PRIORITIES_COUNT: Final = "PrioritiesCount"
 """Only of a service whose tenants have priorities."""
 OPTIONAL_KINDS_APPLIED: Final = "OptionalKindsApplied"
-"""Only of a service with objects of kinds that a cluster may lack. What is refused of these is in
-no other condition: it serves without them."""
+"""Only for a service with objects of kinds that a cluster may lack. Refusals of these objects are
+in no other condition, because the service works without them."""
 NETWORK_ISOLATED: Final = "NetworkIsolated"
 """The cluster enforces the service's NetworkPolicies. In no other condition: it serves anyway."""
 ROUTE_ACCEPTED: Final = "RouteAccepted"

@@ -42,7 +42,7 @@ ApiModelT = TypeVar("ApiModelT", bound=ApiModel)
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong: where, and what is allowed."""
+    """An error: its place, and what is allowed there."""
 
     field: str
     message: str
@@ -143,7 +143,8 @@ def _below(path: str, key: str) -> str:
 
 
 def _repeated_entries(entries: Any, field: FieldInfo, path: str) -> Iterator[Finding]:
-    """Entries of a list with the same keys as an earlier entry, or of a set that are the same."""
+    """Findings about entries that repeat an earlier one: with equal keys in a list, or equal in a
+    set."""
     extra = field.json_schema_extra
     if not isinstance(entries, list) or not isinstance(extra, dict):
         return

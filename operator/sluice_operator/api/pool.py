@@ -34,8 +34,8 @@ from sluice_operator.kube.kinds import Manifest
 
 
 def _immutable(field: str) -> Rule:
-    """A rule on updates, which only the API server sees. The selector of the pool's Deployments
-    is made of such fields, and cannot be changed either."""
+    """The rule that a field never changes, which only the API server checks. The selector of the
+    pool's Deployments is made of these fields, and cannot be changed either."""
     return Rule(f"self.{field} == oldSelf.{field}", lambda _: True, "no change", field)
 
 

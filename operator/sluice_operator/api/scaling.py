@@ -58,7 +58,7 @@ class Slo(ApiModel):
 
 
 class TracingSpec(ApiModel):
-    """Where spans of requests go, and of which."""
+    """Tracing: the collector of spans, and the share of requests that have spans."""
 
     endpoint: CollectorUrl = Field(
         description="Base URL of an OpenTelemetry collector that takes OTLP over HTTP, in a "
@@ -83,7 +83,7 @@ class TracingSpec(ApiModel):
 
 
 class MetricsSpec(ApiModel):
-    """What engines report to Prometheus beside their own metrics."""
+    """Metrics that engines report to Prometheus in addition to their own."""
 
     compatibility: MetricsCompatibility | None = Field(
         default=None, description="vLLM: its names for the same figures, too."

@@ -59,7 +59,7 @@ _SHARED_BUDGET_CEL: Final = (
 _NO_SECTION: Final = PrefillSpec()
 _NO_SETTINGS: Final = EngineSpec()
 _INHERITED: Final = ("accelerator", "resources", "template")
-"""Sections of `prefill` that are those of the top level, whole, where they are left out."""
+"""Sections that `prefill` inherits as a whole from the top level, where it leaves them out."""
 _PREFILL_NUMBER_CEL: Final = "(has(self.prefill.replicas) || has(self.prefill.autoscaling))"
 
 
@@ -180,7 +180,7 @@ class InferenceServiceSpec(ApiModel):
         return value
 
     def pool(self, role: Role) -> Pool:
-        """The pool of a role, with what it inherits."""
+        """The pool of a role, with the values that it inherits."""
         own = self.prefill if role is Role.PREFILL and self.prefill else _NO_SECTION
         replicas, autoscaling = self._numbers(role)
         resources, template = own.resources or self.resources, own.template or self.template
@@ -287,7 +287,7 @@ class InferenceServiceSpec(ApiModel):
         return replicas_path(stored, role)
 
     def merges_settings(self, role: Role) -> bool:
-        """Whether the engine settings of a role are those of two sections."""
+        """Whether the engine settings of a role come from two sections."""
         return role is Role.PREFILL and self.prefill is not None and self.prefill.engine is not None
 
     @property
@@ -306,7 +306,8 @@ class InferenceServiceSpec(ApiModel):
         return self.prefill is not None
 
     def engine_of(self, role: Role) -> EngineSpec:
-        """The settings of the engines of a role: those of its pool before those of all."""
+        """The settings of the engines of a role: those of its pool override those of all
+        engines."""
         common = self.engine or _NO_SETTINGS
         own = self.prefill.engine if role is Role.PREFILL and self.prefill else None
         if own is None:
@@ -325,12 +326,13 @@ class InferenceServiceSpec(ApiModel):
         return None if role is Role.PREFILL else self.engine_of(role).speculation
 
     def draft_uri(self, role: Role) -> str | None:
-        """Where their draft model is, if one drafts."""
+        """URI of the draft model of a role's engines; None where no model drafts."""
         speculation = self.speculation(role)
         return speculation.draft.uri if speculation and speculation.draft else None
 
     def host_cache(self, role: Role) -> HostCacheSettings | None:
-        """Where engines of a role keep what they evict; decode engines evict no prompts."""
+        """The host cache of a role's engines, which takes evicted KV pages; None where there is
+        none. Decode engines evict no prompts."""
         return None if role is Role.DECODE else self.engine_of(role).host_cache
 
     @property
@@ -340,7 +342,7 @@ class InferenceServiceSpec(ApiModel):
 
     @property
     def replaces_in_place(self) -> bool:
-        """Whether there is no room for new engines beside the former ones."""
+        """Whether engines are replaced without room for new ones next to the former ones."""
         return self.rollout is not None and self.rollout.strategy == "InPlace"
 
     @property
@@ -365,9 +367,9 @@ class InferenceServiceSpec(ApiModel):
 
     @property
     def wait_for_engine_seconds(self) -> int | None:
-        """How long the routers hold a request until an engine is up. If a pool may have no engine:
-        as long as one may take to load. None: the routers' default. A service that is stopped
-        keeps its routers as they are."""
+        """Seconds for which the routers hold a request until an engine is up: the longest load of
+        an engine, if a pool may have no engine. None: the routers' default. A stopped service keeps
+        its routers as they are."""
         limits = map(self.limits_when_started, self.roles)
         asleep = any(scaling is not None and scaling.min_replicas == 0 for scaling in limits)
         if not asleep:
