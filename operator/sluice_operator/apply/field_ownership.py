@@ -51,7 +51,7 @@ def applied_manifest(live: Manifest) -> Manifest | None:
 
 
 def _whole_manifest(live: Manifest) -> Manifest:
-    """A live object as a manifest, whoever applied it."""
+    """A live object as a manifest, with the fields of all managers."""
     kept = ("name", "namespace", "labels", "annotations", "ownerReferences")
     metadata = {key: live["metadata"][key] for key in kept if key in live["metadata"]}
     head = {"apiVersion": live["apiVersion"], "kind": live["kind"]}
@@ -82,7 +82,7 @@ class LostField(NamedTuple):
 
 def lost_fields(desired: Manifest, live: Manifest, subresource: str = "") -> tuple[LostField, ...]:
     """The fields of `desired` that the operator does not own in `live`: others have written or
-    removed them since, or they are new. None of an object that it never applied."""
+    removed them since, or they are new. Empty for an object that the operator never applied."""
     owned = owned_fields(live, FIELD_MANAGER, subresource)
     if not owned:
         return ()
@@ -95,7 +95,7 @@ def lost_fields(desired: Manifest, live: Manifest, subresource: str = "") -> tup
         }
         if any(manager.startswith(FIELD_MANAGER) for manager in managers):
             continue  # another part of the operator has it now
-        if managers or value not in ({}, [], None):  # the server does not store what is empty
+        if managers or value not in ({}, [], None):  # the server does not store empty values
             lost.append(LostField(_path_text(steps), value, tuple(sorted(managers))))
     return tuple(lost)
 
@@ -103,7 +103,7 @@ def lost_fields(desired: Manifest, live: Manifest, subresource: str = "") -> tup
 def _unowned(
     desired: Any, owned: FieldSet, steps: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Keys of `FieldsV1` that lead to what is not in `owned`, with the desired value there."""
+    """Keys of `FieldsV1` that lead to values outside `owned`, each with the desired value."""
     if not owned:
         return  # owned as a whole
     below = {key: inner for key, inner in owned.items() if key != "."}

@@ -1,8 +1,8 @@
 """Lists to replace as a whole, where server-side apply cannot restore our values.
 
-Editing the key of one of our list items (the port of a Service) turns it into an item of the
-editor's. Apply keeps that item and adds ours, and the API server refuses every such request because
-both have the same name. Then the refused list is replaced. Pure.
+Pure. If somebody edits the key of one of our list items (the port of a Service), the item becomes
+the editor's. Apply keeps that item and adds ours. The API server refuses every such request because
+both items have one name. The refused list is then replaced.
 """
 
 from __future__ import annotations
