@@ -34,7 +34,7 @@ SHARE_PERCENT: Final = 1.0
 
 
 class Written(NamedTuple):
-    """One pool that was asked for another number of engines."""
+    """A pool that was asked for another number of engines."""
 
     role: Role
     replicas: int
@@ -112,7 +112,8 @@ def _share_shifted(before: Scaling, after: Scaling) -> bool:
 
 
 def scale_events(decision: Decision, outcome: Outcome) -> tuple[Event, ...]:
-    """An event for each pool that was asked for another number of engines; or those of a move."""
+    """An event for each pool that was asked for another number of engines; during a move, the
+    events of the move."""
     if outcome.events is not None:
         return outcome.events
     return tuple(_event(decision, written) for written in outcome.written)

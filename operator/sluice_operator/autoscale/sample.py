@@ -1,4 +1,4 @@
-"""One sample of a service: its routers' answers merged, with what is known of its pods. Pure."""
+"""Makes one sample of a service from its routers' answers and the state of its pods. Pure."""
 
 from __future__ import annotations
 
