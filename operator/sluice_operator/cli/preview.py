@@ -57,7 +57,7 @@ class Preview:
     plan: ServicePlan
     pool_plans: tuple[PoolPlan, ...]
     model: ModelStatus | None = None
-    """A hub's model, where the document's status says what it was resolved to."""
+    """A hub's model as the document's status has resolved it; None: not resolved."""
     adapters: tuple[Manifest, ...] = ()
     """Status that adapters of a hub would have."""
 
@@ -75,12 +75,12 @@ class Preview:
 
 
 def preview(document: Any, images: Images, nodes: tuple[Manifest, ...] | None = None) -> Preview:
-    """The plans of an InferenceService that is not in a cluster yet; `nodes`: those of the cluster,
-    where they are known.
+    """The plans of an InferenceService that is not in a cluster yet. `nodes`: the cluster's nodes,
+    if known.
 
     Raises:
-        InvalidSpecError: the document's types do not hold. Of one that breaks rules alone there is
-            a plan, which refuses it.
+        InvalidSpecError: the document's types are invalid. If only rules are broken, there is a
+            plan, which refuses it.
     """
     parsed = _read(document)
     metadata = {"namespace": "default", **parsed.metadata.to_json_dict()}
@@ -380,7 +380,7 @@ def _promise(plan: ServicePlan) -> Iterator[str]:
 
 
 def _priorities(plan: ServicePlan) -> Iterator[str]:
-    """Where priorities of tenants change nothing."""
+    """Lines about priorities of tenants that have no effect."""
     check = priorities_check(plan)
     if check is not None and not check.is_true:
         yield ""

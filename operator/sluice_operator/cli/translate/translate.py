@@ -1,7 +1,7 @@
 """Flags of another engine → the spec of an InferenceService, with a comment for each.
 
-Pure: arguments in, a frozen value out. A flag that is in no table, or has no counterpart, is left
-out with a note, or refused (`strict`). A value that is not understood is always refused.
+Pure: arguments in, a frozen value out. A flag without a row or a counterpart is left out with a
+note, or refused (`strict`). An invalid value is always refused.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Translation:
         self.notes.append(text)
 
     def put(self, path: str, value: Any, *comment: str) -> None:
-        """Set a value, and explain it."""
+        """Sets a value, and explains it."""
         *sections, last = path.split(".")
         place = self.spec
         for section in sections:
@@ -255,7 +255,7 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _set(path: str, value: Any, shown: str, flag: Flag, result: Translation) -> None:
-    """Set one value, unless another flag for it has the say."""
+    """Sets one value, unless another flag for it takes precedence."""
     if path in result.flags:
         before, other = result.flags[path]
         if other is not flag and _at(result.spec, path) != value:
@@ -277,7 +277,7 @@ def _at(spec: Mapping[str, Any], path: str) -> Any:
 
 
 def _add_consequences(result: Translation, *, on_cpus: bool) -> None:
-    """Add the settings that others need beside them."""
+    """Adds the settings that other settings require."""
     spec = result.spec
     engine = spec.get("engine", {})
     chunk = engine.get("chunkSize", 0)
