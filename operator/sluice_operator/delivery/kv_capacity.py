@@ -1,7 +1,7 @@
 """How many tokens one engine's KV cache has room for, for a resolved model.
 
-Pure. The same arithmetic as in the engine, with two omissions: on GPUs what the engine measures
-after loading the weights, on CPUs what it leaves free of a container's memory.
+Pure. The arithmetic is the engine's, with two omissions. On GPUs, engines also measure memory after
+loading the weights; on CPUs, they leave a part of a container's memory free.
 """
 
 from __future__ import annotations
