@@ -196,7 +196,7 @@ class Objects:
 
 
 def place_of(item: Mapping[str, Any]) -> Place:
-    """Where an object is."""
+    """Namespace and name of an object."""
     return _shared(item["metadata"]["namespace"]), item["metadata"]["name"]
 
 
@@ -218,7 +218,7 @@ def number_of(resource_version: str) -> int:
     """Number by which versions of an object are compared.
 
     Raises:
-        OperatorError: it is no number, so nothing can be said of its age.
+        OperatorError: it is no number, so its age is unknown.
     """
     if not resource_version.isdecimal():
         raise OperatorError(f"resourceVersion {resource_version!r}: expected a decimal number")
@@ -234,5 +234,5 @@ def _packed(kind: Kind, item: Mapping[str, Any]) -> bytes:
 
 
 def _shared(text: Any) -> Any:
-    """One shared copy of each text, as many objects have the same ones."""
+    """The text itself, stored only once although many objects have it."""
     return sys.intern(text) if isinstance(text, str) else text

@@ -32,7 +32,7 @@ CHILDREN: Final = tuple(kind for kind in (*SERVICE_CHILDREN, POD) if kind not in
 NEEDED: Final = (*RECONCILED, *CHILDREN)
 """Kinds without which nothing is reconciled."""
 LISTINGS_AT_ONCE: Final = 2
-"""A page takes much more memory than what is kept of it."""
+"""Most listings at a time: a page takes much more memory than the parts of it that are kept."""
 LAG_SECONDS: Final = 5.0
 """A watch may be behind a listing by this much before it counts as having missed something."""
 
@@ -84,8 +84,8 @@ class Informer:
         """Objects that we wrote and that no watch or listing has confirmed: the API server's answer
         may contain changes by others."""
         self._echoes: dict[tuple[Kind, Place], int] = {}
-        """The versions of such objects after a write of their status that concerns no reconcile of
-        their own."""
+        """Version of an object after our write of its status, if that write concerns no reconcile
+        of the object itself."""
         self._turns = asyncio.Semaphore(LISTINGS_AT_ONCE)
         self._scopes = {
             path(kind, name): Scope(kind, name)
@@ -137,7 +137,7 @@ class Informer:
 
     def _is_echo(self, kind: Kind, item: Mapping[str, Any]) -> bool:
         """Whether a watch reports a write of ours that concerns no reconcile of the same object.
-        What it reports from before that write may be others'."""
+        Versions older than the write do not count, as they may be others'."""
         entry = (kind, place_of(item))
         written = self._echoes.get(entry)
         if written is None or version_of(item).number < written:
@@ -166,7 +166,7 @@ class Informer:
         """Lists what was not listed yet in `namespaces`.
 
         Raises:
-            OperatorError: a needed kind could not be listed; the first of these errors.
+            OperatorError: a needed kind could not be listed; the first error.
         """
         scopes = [
             followed for followed in self._scopes.values() if followed.namespace in namespaces
@@ -198,7 +198,7 @@ class Informer:
         every reconciled object, even if a kind could not be compared.
 
         Raises:
-            OperatorError: a kind could not be; the first of these errors.
+            OperatorError: a kind could not be compared; the first error.
         """
         errors: list[OperatorError] = []
         for scope in self._scopes.values():
