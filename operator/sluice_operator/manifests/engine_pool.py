@@ -117,8 +117,8 @@ def _rdma_resource(handover: KvTransfer | None) -> str | None:
 def engine_pool(owner: Owner, spec: EnginePoolSpec, *, sets_replicas: bool = True) -> Manifest:
     """The EnginePool object.
 
-    It carries a hash of the applied fields, so that the pool's own plan can detect edits.
-    `sets_replicas`: the number of engines is one of these fields.
+    Its annotation is a hash of the applied fields, so that the pool's own plan can detect edits.
+    `sets_replicas`: whether the number of engines is an applied field.
     """
     head = owner.child(ENGINE_POOL, pool_name(owner, spec.role), ENGINE, spec.role)
     fields = spec.to_json_dict()

@@ -218,7 +218,7 @@ def _pod(service: str, task: FetchTask) -> Manifest:
 
 
 def _address() -> Manifest:
-    """Where progress is served."""
+    """The environment variable with the address at which progress is served."""
     return {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
 
 

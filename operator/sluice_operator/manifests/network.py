@@ -21,7 +21,7 @@ MONITORING_LABEL: Final = f"{labels.GROUP}/monitoring"
 
 NAMESPACE_LABEL: Final = "kubernetes.io/metadata.name"
 OPERATOR_NAMESPACE: Final = "sluice-system"
-"""Where the operator runs, as far as nothing else is known."""
+"""Default of the operator's namespace."""
 OPERATOR_LABELS: Final = {labels.NAME: "sluice-operator", labels.COMPONENT: "operator"}
 """Labels of the operator's own pods, see manifests/operator."""
 
@@ -103,9 +103,10 @@ def engine_policy(owner: Owner, operator_namespace: str, collector: int | None =
 def handover_policies(
     owner: Owner, bootstrap_ports: tuple[int, ...], *, engines_move: bool = False
 ) -> tuple[Manifest, ...]:
-    """Decode engines may ask prefill engines of the same service for the KV cache; the ports that
-    carry it are open between the two, in both directions. `engines_move`: between all of both
-    pools, as an engine that has another pool first ends what it has begun in its former role."""
+    """Policies for the hand-over of one service. Decode engines may ask prefill engines for the KV
+    cache, and the ports that carry it are open between the two pools, in both directions.
+    `engines_move`: open between all engines, because a moved engine first ends its work in its
+    former role."""
     asks = [policy_port(port) for port in bootstrap_ports]
     carries = policy_port(ports.KV_TRANSFER_MIN) | {"endPort": ports.KV_TRANSFER_MAX}
     of_prefill, of_decode = (_pool_pods(owner, role) for role in (Role.PREFILL, Role.DECODE))

@@ -64,7 +64,7 @@ def _demands(templates: Sequence[PodTemplate]) -> RouterTemplate:
     secrets = [secret for t in templates for secret in t.image_pull_secrets or ()]
     accepted = [toleration for t in templates for toleration in t.tolerations or ()]
     demands = {"image_pull_secrets": _distinct(secrets), "tolerations": _distinct(accepted)}
-    # Not validated: those of two pools together may be more than one template may have.
+    # Not validated: demands of two pools together may exceed the limits of one template.
     return RouterTemplate().model_copy(update={k: v for k, v in demands.items() if v})
 
 

@@ -55,8 +55,8 @@ def http_route(
 
 
 def pool_refusal(live: Manifest, route: RouteSpec, picker: EndpointPickerRef) -> str:
-    """Hash of `route` and `picker` if a Gateway of the `live` HTTPRoute has said of these that it
-    does not know InferencePools, which would answer every request by 500; else empty."""
+    """Hash of `route` and `picker` if a Gateway of the `live` HTTPRoute reports that it does not
+    know InferencePools; else empty. Such a Gateway would answer every request with 500."""
     asked = digest([route.to_json_dict(), picker.to_json_dict()])
     backends = [
         ref for rule in live["spec"].get("rules") or () for ref in rule.get("backendRefs") or ()
@@ -73,8 +73,8 @@ def pool_refusal(live: Manifest, route: RouteSpec, picker: EndpointPickerRef) ->
 
 
 def inference_pool(owner: Owner, picker: EndpointPickerRef) -> Manifest:
-    """The InferencePool NAME: the routers, of every revision. `appProtocol`, which releases before
-    1.4 refuse, is left to its default http."""
+    """The InferencePool NAME: the routers, of every revision. It sets no `appProtocol`, which
+    releases before 1.4 refuse and whose default is http."""
     extension = {
         "group": "",
         "kind": SERVICE.kind,

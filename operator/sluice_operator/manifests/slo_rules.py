@@ -61,7 +61,7 @@ PACES: Final = (
 
 @dataclass(frozen=True)
 class Timed:
-    """A histogram of what is promised."""
+    """A histogram of a promised time."""
 
     name: str
     selector: str = ""
@@ -86,7 +86,7 @@ class Promise:
     panel: str
     limit_seconds: float | None = None
     histograms: tuple[Timed, ...] = ()
-    """Another one counts where the one before it has seen nothing."""
+    """Histograms of the promise. Each counts only where those before it have no observations."""
 
 
 def slo_groups(
@@ -185,9 +185,9 @@ def _in_time(timed: Timed, limit_seconds: float, where: str, window: str) -> str
 
 
 def between(limit_seconds: float) -> list[tuple[float, float]]:
-    """The buckets on both sides of a limit, with weights: together they give the share below it,
-    interpolated linearly as in histogram_quantile. One bucket if the limit is its bound. Beyond the
-    last bound, the last bucket: what is above it counts as missed."""
+    """The buckets on both sides of a limit, with weights that sum up to the share below it,
+    interpolated linearly as in histogram_quantile. One bucket if the limit is its bound. For a
+    limit beyond the last bound: the last bucket, so times above that bound count as missed."""
     place = bisect_left(LATENCY_SECONDS, limit_seconds)
     if place == len(LATENCY_SECONDS):
         return [(LATENCY_SECONDS[-1], 1.0)]
