@@ -25,7 +25,8 @@ logger = logging.getLogger(__name__)
 
 
 class OptionalKinds:
-    """The optional kinds that are used. `namespaces`: those that are served; none means all."""
+    """The optional kinds that the cluster has. `namespaces`: the served namespaces; none means
+    all."""
 
     def __init__(self, client: ApiClient, clock: Clock, namespaces: tuple[str, ...] = ()) -> None:
         self._client = client
