@@ -48,9 +48,9 @@ def created(children: Children, apply: Iterable[Manifest]) -> tuple[Event, ...]:
 def scaled(
     children: Children, planned: Mapping[str, Manifest], spec: InferenceServiceSpec
 ) -> tuple[Event, ...]:
-    """Events about pools with a new number of engines; `planned` by the pool's name. A pool made
-    from the same plan was edited by somebody: the revert is reported instead. A pool whose number
-    is not set here reports it by its own plan."""
+    """Events about pools with a new number of engines; `planned`: by the pool's name. A pool that
+    was already made from this plan has been edited, so its revert is reported instead. A pool whose
+    number is not set here reports the number by its own plan."""
     return tuple(
         Event("Normal", "Scaled", _scaling(pool, desired, spec), written=(identity(pool),))
         for pool in of_kind(children, ENGINE_POOL)

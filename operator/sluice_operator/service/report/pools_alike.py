@@ -1,7 +1,7 @@
 """Whether an engine of one pool can continue in the other one. Pure.
 
-Such an engine keeps all that it was started with but its role: pod, settings, image. So the pools
-must be alike, and as this release makes them: those of another one may know no change of roles.
+A moved engine keeps its pod, settings and image; only its role changes. So the pools must be alike,
+and made by this release: engines of another release may not know a change of roles.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from sluice_operator.service.plan import ServicePlan
 from sluice_operator.service.rollout.planned_rollout import PlannedPool
 
 OF_A_POOL: Final = frozenset({"role", "replicas", "revisions", "configRef", "bootstrapPort"})
-"""Fields of an EnginePool in which pools that are alike may differ. A port that a container does
-not name is open all the same."""
+"""Fields of an EnginePool in which pools that are alike may differ. A port is open even if no
+container names it."""
 
 
 def engines_move(plan: ServicePlan) -> bool:

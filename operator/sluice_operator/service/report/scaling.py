@@ -90,8 +90,8 @@ def scaling_settings(spec: InferenceServiceSpec) -> Settings:
 
 
 def scaling_check(service: Manifest, plan: ServicePlan, scaling: Scaling | None) -> Check:
-    """The condition ScalingActive. The condition of an earlier operator process for the same spec
-    holds until this one has looked."""
+    """The condition ScalingActive. Until this operator process has looked, the condition of an
+    earlier process holds, if the spec is unchanged."""
     spec = plan.spec
     assert spec is not None
     owners = {role: replicas_owner(spec, role) for role in spec.roles}

@@ -36,7 +36,7 @@ from sluice_operator.validation.errors import Refusal, invalid, joined
 
 @dataclass(frozen=True)
 class PlannedSpec:
-    """A resolved spec, and what it needs in addition to its children."""
+    """A resolved spec, and the objects that it needs in addition to the children that serve."""
 
     resolved: ResolvedService
     adapters: AdapterDelivery
@@ -57,11 +57,11 @@ class SpecDecision:
     """Planned spec, and why it is not the present one."""
 
     planned: PlannedSpec | None = None
-    """None: the present spec is not carried out, and no former one is known."""
+    """The planned spec; None: the present spec is not carried out, and no former one is known."""
     delivery: Delivery = NO_DELIVERY
     """How far the model of the present spec is on its way."""
     refusal: Refusal | None = None
-    """Set: the present spec is refused."""
+    """Why the present spec is refused; None: it is not."""
     is_paused: bool = False
 
 
@@ -93,7 +93,7 @@ def decide_spec(observed: ServiceObserved, top: Owner) -> SpecDecision:
 
 
 def _last(observed: ServiceObserved, top: Owner, decision: SpecDecision) -> SpecDecision:
-    """`decision` with what was carried out last, with the numbers of the present spec."""
+    """`decision` with the spec that was carried out last, with the numbers of the present spec."""
     service, children = observed.service, observed.children
     decision = replace(decision, is_paused=bool((service.get("spec") or {}).get("paused")))
     revisions = revisions_of(children)

@@ -39,7 +39,8 @@ FreshSettings = Mapping[Role, Settings | ConfigError]
 def fresh_settings(
     spec: InferenceServiceSpec, accelerators: Mapping[Role, AcceleratorFinding], stays: Kept
 ) -> FreshSettings:
-    """The settings of each pool; those of a pool that stays only tell what would change."""
+    """The settings of each pool as this release resolves them. For a pool that stays, they only
+    show what would change."""
     return {
         role: _fresh(spec, role, found.accelerator, {} if role in stays.pools else stays.shared)
         for role, found in accelerators.items()
@@ -86,7 +87,7 @@ def contradictions(
 def _too_many_labels(
     service: Manifest, spec: InferenceServiceSpec, role: Role
 ) -> Iterator[Refusal]:
-    """Refuses a pool whose own labels leave no room for those that name the service's queue."""
+    """Refusals of pools whose own labels leave no room for the labels of the service's queue."""
     template = spec.pool(role).template
     own = set(template.labels or ()) if template else set()
     more = sorted(queue_labels(service["metadata"].get("labels")).keys() - own)
@@ -151,8 +152,8 @@ def _not_shared(
 def _agreed_values(
     spec: InferenceServiceSpec, role: Role, settings: Settings | None, shared: Settings
 ) -> dict[str, Value]:
-    """The values of `AGREED` in the pool of `role`; without `settings`, those that they would
-    have."""
+    """The values of `AGREED` in the pool of `role`: from `settings` or, without them, as the spec
+    would have them resolved."""
     if settings is None:
         written = spec.engine_of(role)
         values = GENERAL | resolved_values(shared)
@@ -178,7 +179,7 @@ def _unlike(
 
 
 def _of_handover(spec: InferenceServiceSpec) -> Iterator[Refusal]:
-    """The wire of the KV hand-over must be able to do what is asked, and its port free."""
+    """Refusals of a hand-over whose transport lacks a requested feature, or whose port is taken."""
     transfer = spec.kv_transfer(Role.PREFILL)
     assert transfer is not None
     port, first, last = transfer.bootstrap_port, ports.KV_TRANSFER_MIN, ports.KV_TRANSFER_MAX

@@ -63,7 +63,7 @@ def pool_state(children: Children, spec: EnginePoolSpec, config_map: Manifest) -
 def engine_deployments(
     children: Children, service: str, pools: Iterable[Manifest], role: str
 ) -> Iterator[Manifest]:
-    """The Deployments of the `pools` of `role`, and those that these will take over."""
+    """The Deployments of the `pools` of `role`, and Deployments that these pools will take over."""
     uids = {pool["metadata"]["uid"] for pool in pools}
     for item in of_kind(children, DEPLOYMENT):
         is_taken = pool_role(item) == role and is_free(item, service, uids)
@@ -72,7 +72,8 @@ def engine_deployments(
 
 
 def pod_changes(children: Children, top: Owner, spec: EnginePoolSpec) -> tuple[str, ...]:
-    """Whether this release would write the pods of a pool differently for the same inputs."""
+    """Text about a pool whose pods this release would write differently for unchanged inputs;
+    empty: it would not."""
     stays = any(desired is not built for built, _, desired in _same_revision(children, top, spec))
     return (f"pool {spec.role}: its pods",) if stays else ()
 

@@ -3,12 +3,12 @@
 Pure: it works with counts. The desired revisions of all pools are a set, and one set replaces
 another as a whole:
 
-- The desired revisions get all their engines at once, beside those that serve (surge). While
-  something keeps them from starting, they get no more than they have.
+- The desired revisions get all their engines at once, in addition to those that serve (surge).
+  While something keeps them from starting, they get no more than they have.
 - The stable revisions keep all their engines, ready or not. They go when the desired revisions are
   complete in every pool and the service's status says so. A smaller size applies to them at once,
   a larger one only when the desired revisions are stuck.
-- Any other revision goes, unless its engines serve while those above are too few.
+- Other revisions go, unless their engines serve while the desired and stable ones are too few.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ Shares = dict[str, int]
 
 @dataclass(frozen=True)
 class RolloutRevision:
-    """One revision of a pool, as it is now."""
+    """One revision of a pool in its present state."""
 
     name: str
     replicas: int = 0
     """Engines that its Deployment is asked for."""
     ready: int = 0
-    """Engines that serve. For the desired revision: those that are `available`, because an engine
-    that was ready for an instant replaces nothing."""
+    """Engines that serve. For the desired revision: the `available` engines, because an engine that
+    was ready for an instant replaces nothing."""
     available: int = 0
     """Engines that have been ready for some seconds."""
     settled: bool = False
@@ -61,7 +61,7 @@ class RolloutRevision:
 
 @dataclass(frozen=True)
 class PoolState:
-    """One pool: what is asked of it, and what is there."""
+    """One pool: its desired size and its revisions."""
 
     role: Role
     replicas: int
@@ -148,8 +148,8 @@ def _first_shares(pool: PoolState, kept: list[RolloutRevision], stopped: bool) -
 
 
 def _desired_engines(pool: PoolState, stopped: bool) -> int:
-    """Engines of the desired revision beside a stable one. `stopped`: it makes no progress. Then it
-    keeps what it has, at least one engine, which shows when it works again."""
+    """Engines of the desired revision next to a stable one. `stopped`: it makes no progress. It
+    then keeps the engines that it has, at least one, which shows when it works again."""
     desired = pool.desired
     if not stopped:
         return pool.replicas
@@ -213,8 +213,7 @@ def _serving(pool: PoolState, pools: tuple[PoolState, ...], shares: Shares) -> i
 def _is_alone(
     fingerprint: str, pools: tuple[PoolState, ...], shares: Mapping[Role, Shares]
 ) -> bool:
-    """Whether kept engines of some pools have this fingerprint, and those of another pool do
-    not."""
+    """Whether this fingerprint is the one of kept, ready engines in some pools, but not in all."""
     kept = [
         any(
             revision.name in shares[pool.role] and revision.ready
