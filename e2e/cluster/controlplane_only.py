@@ -35,7 +35,7 @@ APISERVER_FLAGS = {"disable-admission-plugins": "ServiceAccount", "allow-privile
 
 
 class ApiServer:
-    """A running API server as whoever knows its folder may use it."""
+    """A running API server, for callers that know its folder."""
 
     def __init__(self, directory: Path, binaries: Binaries, authority: Certificate) -> None:
         self.directory = directory
@@ -189,11 +189,11 @@ def control_plane(
 ) -> Iterator[ControlPlane]:
     """A control plane for the length of a `with` block; leaves no process and no file.
 
-    `controllers` names those of kube-controller-manager to run as well, for example
-    `["garbage-collector-controller", "namespace-controller", "deployment-controller"]`.
-    `data` is a folder for etcd's data, which is kept: another control plane goes on with it.
-    `feature_gates` are the API server's, `Name=true,…`.
-    Killed outright, its processes die too, and its files go when the next one starts.
+    `controllers` names further controllers of kube-controller-manager to run, for example
+    `["garbage-collector-controller", "namespace-controller", "deployment-controller"]`. `data` is a
+    folder for etcd's data, which is kept: another control plane continues with it. `feature_gates`
+    are the API server's, `Name=true,…`. If this process is killed, its processes die too, and its
+    files are deleted when the next control plane starts.
     """
     binaries = ensure_binaries()
     _remove_abandoned()
@@ -212,8 +212,8 @@ def control_plane(
 
 
 def _claim_directory() -> tuple[Path, TextIO]:
-    """A new directory and its lock, held. It gets its name, by which others find and sweep it,
-    only once it is locked."""
+    """A new directory and its lock, which is taken. Only then the directory gets its final name, by
+    which others find and sweep it."""
     unnamed = Path(tempfile.mkdtemp(prefix="sluice-new-"))
     lock = (unnamed / "lock").open("w")
     fcntl.flock(lock, fcntl.LOCK_EX)

@@ -80,7 +80,7 @@ class Step:
 
 
 def bar(share: float) -> str:
-    """As `sluice rollout status` draws it; not full before it is."""
+    """A progress bar, drawn as by `sluice rollout status`; full only if `share` is 1."""
     heavy = int(share * BAR_CELLS)
     return "━" * heavy + "·" * (BAR_CELLS - heavy)
 
@@ -90,5 +90,5 @@ def _with_detail(line: str, detail: str) -> str:
 
 
 def say(text: str) -> None:
-    """One line for the person who waits."""
+    """Prints one line to standard error, for the person who waits."""
     print(text, file=sys.stderr, flush=True)

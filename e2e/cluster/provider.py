@@ -33,7 +33,8 @@ class Cluster(Protocol):
 
     @property
     def registry(self) -> str | None:
-        """Where pods pull this checkout's images from; None where images are loaded instead."""
+        """The registry from which pods pull this checkout's images; None where images are loaded
+        instead."""
         ...
 
     def up(self) -> None:

@@ -23,8 +23,8 @@ Load = Callable[[str, Path], None]
 def build_images(
     names: Sequence[str] = COMPONENTS, builder: Builder | None = None
 ) -> dict[str, str]:
-    """Name → tag, for each of `names`; builds what is not built yet. Raises ClusterError with the
-    end of the build's log."""
+    """Name → tag, for each of `names`; builds missing images. Raises ClusterError with the end of
+    the build's log."""
     builder = builder or buildah_builder()
     folder = cache_directory() / "images"
     with locked_store(folder):
@@ -34,12 +34,13 @@ def build_images(
 def load_images(
     names: Sequence[str], present: Callable[[], Collection[str]], load: Load, builder: Builder
 ) -> dict[str, str]:
-    """`build_images`, and `load(name, archive)` for each image that a cluster lacks.
+    """Builds images as `build_images` does, and calls `load(name, archive)` for each image that a
+    cluster lacks.
 
-    `present` says what the cluster holds: tags, and digests of blobs. It is asked when the turn has
-    come, since another process may have loaded some meanwhile. An archive leaves out those
-    and what the archives before it brought, so it fits this cluster alone: it is there for as long
-    as it is being loaded, and another process waits for its turn until all are.
+    `present` returns what the cluster has: tags, and digests of blobs. It is called under the lock,
+    since another process may have loaded images before. An archive leaves out these blobs and those
+    of earlier archives, so it fits this cluster alone. It exists only while it is being loaded, and
+    other processes wait until all images are loaded.
     """
     folder = cache_directory() / "images"
     with locked_store(folder):
@@ -86,7 +87,8 @@ def _build(names: Sequence[str], builder: Builder, context: Path) -> dict[str, s
 
 @contextmanager
 def _archive(folder: Path, name: str) -> Iterator[Path]:
-    """Where to write an archive; gone at the end, and with it what a run that was killed left."""
+    """The path for an archive. The file is deleted at the end, and so are the remains of a killed
+    run."""
     target = folder / "archives" / f"{name}.tar"
     target.parent.mkdir(exist_ok=True)
     # A new file: a loader that outlived its killed run may still be reading the old one.

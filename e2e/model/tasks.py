@@ -147,5 +147,5 @@ def make_prompt(task: str, length_bytes: int, seed: int) -> tuple[str, str]:
 
 
 def as_chat(prompt: str) -> list[dict[str, str]]:
-    """The same prompt as a message list: the chat template puts back the final newline."""
+    """The prompt as a message list: the chat template puts back the final newline."""
     return [{"role": "user", "content": prompt.removesuffix("\n")}]

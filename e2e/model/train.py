@@ -38,7 +38,7 @@ COPY_MIX = ("copy", "copy", "copy", "copy", "copy", "text", "lookup", "add")
 
 @dataclass(frozen=True)
 class Stage:
-    """So many steps with sequences of up to `longest_tokens`, `batch_tokens` a step."""
+    """A number of steps with sequences of up to `longest_tokens`, and `batch_tokens` a step."""
 
     steps: int
     longest_tokens: int
@@ -160,7 +160,7 @@ def train_step(model: Qwen3ForCausalLM, batch: Batch) -> tuple[float, Tensor]:
 
 
 def optimizers(model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
-    """For the layers' matrices, the norms and the embedding, in this order."""
+    """Optimizers for the layers' matrices, the norms and the embedding, in this order."""
     inside = list(model.model.layers.parameters())
     matrices = [p for p in inside if p.ndim == 2]
     norms = [p for p in model.parameters() if p.ndim == 1]
@@ -172,7 +172,8 @@ def optimizers(model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
 
 
 def save_weights(model: Qwen3ForCausalLM, folder: Path) -> None:
-    """In float32; the output projection is the embedding and is not stored twice."""
+    """Writes the weights in float32; the output projection is the embedding and is not stored
+    twice."""
     weights = {name: p.detach() for name, p in model.named_parameters()}
     assert "lm_head.weight" not in weights
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

@@ -35,7 +35,7 @@ class Chart:
         self._helm("install", self._chart, "--values", self._values, "--create-namespace", *_WAIT)
 
     def upgrade(self, *settings: str) -> None:
-        """With `settings` as in `--set`, kept from now on."""
+        """Upgrades with `settings` as in `--set`, which later upgrades keep."""
         given = [word for each in settings for word in ("--set", each)]
         self._helm("upgrade", self._chart, "--reset-then-reuse-values", *given, *_WAIT)
 

@@ -22,7 +22,7 @@ ENV: Final = [
     {"name": "PRETENDED_PRODUCT", "value": A100},
     {"name": "PRETENDED_MEMORY_MIB", "value": "40960"},
 ]
-"""Of engines that say they have them."""
+"""Environment of engines that say they have these GPUs."""
 
 ROOM: Final = {"cpu": "8", "memory": "32Gi", "ephemeral-storage": "64Gi", "pods": "10"}
 """Capacity of a pretended node."""
@@ -31,7 +31,8 @@ NOBODY: Final = "192.0.2.1"
 
 
 def patch_node(kubectl: Kubectl, node: str, change: Mapping[str, Any], *words: str) -> None:
-    """A merge patch; `words`: of kubectl, such as --subresource=status."""
+    """Applies a merge patch to a node; `words`: arguments of kubectl, such as
+    --subresource=status."""
     kubectl.run("patch", "node", node, "--type=merge", "-p", json.dumps(change), *words)
 
 

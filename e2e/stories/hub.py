@@ -55,9 +55,9 @@ class Hub:
         self._kubectl.run("delete", kinds, "-n", NAMESPACE, "-l", f"app={NAME}")
 
     def set(self, **state: Any) -> None:
-        """How it answers from now on: `revisions` (name → commit), `refusals` (status and headers
-        of the next answers), `token` (without it content is gated), `damage`, `ends_after`. What it
-        was asked is forgotten."""
+        """Sets how the hub answers: `revisions` (name → commit), `refusals` (status and headers of
+        the next answers), `token` (without it content is gated), `damage`, `ends_after`. Clears the
+        record of requests."""
         self._kubectl.run("create", "--raw", STATE, "-f", "-", stdin=json.dumps(state))
 
     def requests(self, *beginnings: str) -> list[str]:

@@ -1,9 +1,9 @@
-"""`python -m e2e.stories.hub_pod FOLDER BYTES`, in a pod: a hub with a model and adapters of it,
-and a bucket with the same model.
+"""`python -m e2e.stories.hub_pod FOLDER BYTES`, in a pod: a hub with a model and its adapters, and
+a bucket with that model.
 
-Both are those of the fetcher's tests; the model's weights have BYTES more than those of the
-folder. On another port `GET /state` tells what they were asked, and `POST /state` says how the hub
-answers from then.
+Both are those of the fetcher's tests; the model's weights have BYTES more than the folder's. On
+another port, `GET /state` returns the requests that they got, and `POST /state` sets how the hub
+answers.
 """
 
 from __future__ import annotations

@@ -41,7 +41,8 @@ class LongAnswer:
         assert self._begun.wait(HUNG_SECONDS), "no first token"
 
     def kill_its_engine(self, kubectl: Kubectl, engines: Sequence[Pod]) -> Pod:
-        """SIGKILL to the one of these that works on the answer; nobody else asks them."""
+        """Sends SIGKILL to the one of `engines` that works on the answer; no other request may run
+        on them."""
         (busy,) = [pod for pod in engines if held_requests(load_report(kubectl, pod))]
         busy.kill()
         return busy

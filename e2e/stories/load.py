@@ -54,7 +54,7 @@ class Tally:
             self.cut_off += 1
 
     def wait_for_more(self, requests: int) -> None:
-        """Until so many more requests were answered right."""
+        """Waits until `requests` more requests were answered right."""
         with self.progressed:
             target = self.right + requests
             arrived = self.progressed.wait_for(

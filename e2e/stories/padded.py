@@ -13,11 +13,11 @@ from typing import Final
 WEIGHTS: Final = "model.safetensors"
 BLOCK_BYTES: Final = 1 << 20
 LENGTH_BYTES: Final = 8
-"""Of the header's length, with which a safetensors file begins."""
+"""Bytes of the header's length, with which a safetensors file begins."""
 
 
 def padded_model(folder: Path, more_bytes: int) -> dict[str, bytes]:
-    """The folder's files by name, the weights with so many bytes more."""
+    """The folder's files by name; the weights have `more_bytes` more."""
     files = {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
     return files | {WEIGHTS: padded(files[WEIGHTS], more_bytes)} if more_bytes else files
 

@@ -36,7 +36,7 @@ from tests.busy_machine import BusyMachine
 
 POLL_SECONDS: Final = 0.1
 PATIENCE_SECONDS: Final = 120.0
-"""For what must happen; bounds are counted otherwise."""
+"""Seconds to wait for something that must happen; stories count their bounds otherwise."""
 KV_PORTS: Final = f"{KV_TRANSFER_MIN}:{KV_TRANSFER_MAX}"
 
 
@@ -79,14 +79,14 @@ class Pod:
 
 
 def pods(kubectl: Kubectl, service: Service, role: Role | Literal["router"]) -> list[Pod]:
-    """Those that run, by name."""
+    """Running pods of a role, by name."""
     selector = f"serving.sluice.dev/service={service.name},serving.sluice.dev/role={role}"
     found = kubectl.get("pods", "-n", service.namespace, "-l", selector)["items"]
     return sorted((_pod(pod) for pod in found if _runs(pod)), key=lambda pod: pod.name)
 
 
 def load_report(kubectl: Kubectl, engine: Pod) -> LoadReport:
-    """What the engine tells the router, read through the API server."""
+    """The load report of an engine, read through the API server."""
     path = f"/api/v1/namespaces/{NAMESPACE}/pods/{engine.name}:{ENGINE_HTTP}/proxy/load"
     return LoadReport.model_validate_json(kubectl.run("get", "--raw", path))
 
@@ -176,8 +176,8 @@ def poll(predicate: Callable[[], bool], timeout_seconds: float) -> bool:
 
 @contextmanager
 def rule(pod: Pod, *words: str) -> Iterator[Callable[[], int]]:
-    """An iptables rule in the pod's namespace, first of its chain, for the length of the block;
-    yields what tells the bytes that it has met."""
+    """Adds an iptables rule as the first of its chain in the pod's namespace, for the length of the
+    block. Yields a function that returns the bytes the rule has matched."""
     chain, *rest = words
     pod.in_network("iptables", "-I", chain, *rest)
 

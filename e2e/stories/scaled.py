@@ -1,4 +1,4 @@
-"""A service that follows the load: its numbers, and what was told of them."""
+"""A service that follows the load: its numbers, and the events about them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ class Scaled:
         )
 
     def start_seconds(self) -> list[float]:
-        """Of each decision with an engine that was ready after it: how soon the first one was."""
+        """Seconds from each decision to the first engine that was ready after it; decisions without
+        one are left out."""
         ready = self.ready_times()
         after = ([at - when for at in ready if at >= int(when)] for when, _ in self.decisions())
         return [min(seconds) for seconds in after if seconds]

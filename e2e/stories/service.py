@@ -69,7 +69,7 @@ def own_namespace(cluster: Cluster, name: str) -> Iterator[str]:
 
 
 def unix_seconds(text: str) -> float:
-    """Of a timestamp in an object."""
+    """Unix seconds of a timestamp in an object."""
     return datetime.fromisoformat(text).timestamp()
 
 

@@ -51,7 +51,7 @@ def scaled(kubectl: Kubectl) -> Iterator[Scaled]:
 
 
 def makes_both_pools_grow(scaled: Scaled, url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A burst, in which nobody loses anything; tells how soon engines were ready."""
+    """A burst without a lost request; prints how soon engines were ready."""
     assert scaled.replicas() == ONE_EACH
     with load(url, BURST_CLIENTS) as burst, long_prompts(url, BURST_CLIENTS) as prompts:
         grown = poll(lambda: scaled.ready() == TWO_EACH, GROWN_SECONDS)

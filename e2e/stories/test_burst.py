@@ -64,16 +64,16 @@ def burst_service(name: str, role: Role, routers: int) -> dict[str, Any]:
 
 
 class Burst:
-    """The service, and what it did with bursts."""
+    """The service, and how it handled bursts."""
 
     def __init__(self, kubectl: Kubectl, name: str, role: Role) -> None:
         self.scaled = Scaled(kubectl, name)
         self._kubectl = kubectl
         self._role = role
-        """Of the engines that answer."""
+        """Role of the engines that answer."""
 
     def engines(self) -> list[Pod]:
-        """Those that answer."""
+        """Pods of the engines that answer."""
         return pods(self._kubectl, self.scaled.service, self._role)
 
     def routers(self) -> list[Pod]:

@@ -28,7 +28,7 @@ LEFT = (
 
 @pytest.fixture
 def empty_cluster() -> Iterator[Cluster]:
-    """One without Sluice, beside that of the other stories."""
+    """A cluster without Sluice, separate from that of the other stories."""
     environment = {**os.environ, "SLUICE_CLUSTER": "sluice-chart"}
     if choose_cluster(environment).kind == "current":
         pytest.skip("a cluster that is somebody's own is not emptied")

@@ -42,7 +42,7 @@ ENGINE = {"dtype": "float32", "kvPoolTokens": 16384, "drainSeconds": 30}
 
 
 class Apart:
-    """The service of these stories, and its load."""
+    """The service of the stories in this file."""
 
     def __init__(self, kubectl: Kubectl) -> None:
         self.kubectl = kubectl
@@ -77,7 +77,7 @@ class Apart:
         )
 
     def pod_names(self) -> list[str]:
-        """Of all its pods, routers too."""
+        """Names of all its pods, routers too."""
         selector = f"serving.sluice.dev/service={self.service.name}"
         found = self.kubectl.run("get", "pods", "-n", NAMESPACE, "-l", selector, "-o", "name")
         return [name.removeprefix("pod/") for name in found.split()]
@@ -87,7 +87,7 @@ class Apart:
         return int(found["status"]["containerStatuses"][0]["restartCount"])
 
     def wait_until_ready_again(self, pod: Pod, restarts: int) -> None:
-        """After its container was restarted so often."""
+        """Waits until the pod is ready after its container was restarted `restarts` times."""
         assert poll(lambda: self.restarts(pod) >= restarts, REPLACED_SECONDS)
         self.kubectl.run(
             "wait", "--for=condition=Ready", f"pod/{pod.name}", "-n", NAMESPACE,
@@ -124,7 +124,7 @@ def deployed(kubectl: Kubectl) -> Iterator[Apart]:
 
 @pytest.fixture
 def apart(deployed: Apart) -> Apart:
-    """Two engines in each pool, whatever the story before has left."""
+    """The service with two engines in each pool; repairs changes of the story before."""
     deployed.apply()
     return deployed
 
@@ -137,7 +137,8 @@ def url(cluster: Cluster, apart: Apart) -> Iterator[str]:
 
 @pytest.fixture
 def tally(apart: Apart, url: str) -> Iterator[Tally]:
-    """The load. When the story is over, no answer may have been wrong, and nothing be held."""
+    """The load. When the story is over, all answers must have been right, and no engine may hold a
+    request."""
     with load(url) as counted:
         counted.wait_for_more(CLIENTS)
         yield counted
@@ -147,7 +148,8 @@ def tally(apart: Apart, url: str) -> Iterator[Tally]:
 
 
 def test_another_pair_goes_on_where_a_killed_decode_engine_was(apart: Apart, url: str) -> None:
-    """Its prompt is computed anew by a prefill engine, and answered on from the ids told so far."""
+    """A prefill engine computes the answer's prompt again, and a decode engine continues after the
+    ids that were sent so far."""
     resumed, whole = apart.counted(RESUMED), LongAnswer(url).text()
     answer = LongAnswer(url)
     answer.kill_its_engine(apart.kubectl, apart.engines(Role.DECODE))

@@ -86,7 +86,8 @@ class Watched:
         self.fewest_ready = min(self.fewest_ready, self._ready())
 
     def _ready(self) -> int:
-        """Engines that could answer: those that decode need one that computes prompts."""
+        """Engines that could answer. Decode engines count only with a prefill engine, which
+        computes prompts."""
         ready = Counter(engine.role for engine in self._engines.values() if engine.is_ready)
         decode = ready[Role.DECODE] if ready[Role.PREFILL] else 0
         return ready[Role.MIXED] + decode

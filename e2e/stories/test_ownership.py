@@ -115,7 +115,8 @@ def restored(item: dict[str, Any], namespace: str) -> dict[str, Any]:
 
 
 def restore(kubectl: Kubectl, items: list[dict[str, Any]]) -> None:
-    """Creates the objects one after the other; those that the operator was first to make stay."""
+    """Creates the objects one after the other. Objects that the operator has made first are left as
+    they are."""
     listing = {"apiVersion": "v1", "kind": "List", "items": items}
     try:
         kubectl.run("create", "-f", "-", stdin=json.dumps(listing))

@@ -52,7 +52,7 @@ def service(kubectl: Kubectl, request: pytest.FixtureRequest) -> Iterator[Servic
 
 @pytest.fixture
 def node(kubectl: Kubectl) -> dict[str, Any]:
-    """One with the most GPUs."""
+    """A node with the most GPUs."""
     nodes = kubectl.get("nodes")["items"]
     counts = gpu_nodes(nodes)
     best = max(counts, key=lambda name: counts[name])
@@ -60,7 +60,7 @@ def node(kubectl: Kubectl) -> dict[str, Any]:
 
 
 def on_gpus(manifest: dict[str, Any]) -> dict[str, Any]:
-    """The same with a GPU an engine."""
+    """`manifest` with a GPU for each engine."""
     spec = manifest["spec"]
     spec["accelerator"] = {"count": 1}
     spec["engine"] = {**spec["engine"], **ENGINE}

@@ -59,7 +59,7 @@ def tally(cluster: Cluster, rolled: Service) -> Iterator[Tally]:
 
 @pytest.fixture
 def sluice(cluster: Cluster) -> Sluice:
-    """`sluice rollout COMMAND rolled`: its exit status, and what it says."""
+    """Runs `sluice rollout COMMAND rolled`; returns its exit status and its output."""
 
     def run(command: str, *words: str) -> tuple[int, str]:
         argv = [sys.executable, "-m", "sluice_operator.cli.main", "rollout", command, NAME, *words]

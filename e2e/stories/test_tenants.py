@@ -21,7 +21,7 @@ TENANTS = [{"name": "search", "defaultPriority": 20}, {"name": "nightly", "maxPr
 
 @pytest.fixture(scope="module")
 def url(cluster: Cluster, kubectl: Kubectl) -> Iterator[str]:
-    """Of a service that asks for keys."""
+    """URL of a service that asks for keys."""
     secret = {
         "apiVersion": "v1",
         "kind": "Secret",

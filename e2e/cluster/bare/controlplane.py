@@ -90,8 +90,9 @@ def apiserver_argv(
 
 
 def aggregation_flags(authority: Path, client: Certificate) -> dict[str, str]:
-    """Of an API server that passes requests on to others (APIServices): what they know it by.
-    `authority`: of `client`, the certificate that it shows them."""
+    """Flags of an API server that passes requests on to other servers (APIServices), which identify
+    it by `client`, the certificate that it presents. `authority`: the one that has issued
+    `client`."""
     return {
         "requestheader-client-ca-file": str(authority),
         "requestheader-allowed-names": FRONT_PROXY,

@@ -17,8 +17,8 @@ COMPONENT_USERS = {
 
 
 def ensure_identities(layout: Layout) -> Certificate:
-    """Makes what is missing below `pki/`, and the administrator's kubeconfig; returns the
-    administrator's certificate."""
+    """Makes the files that are missing below `pki/`, and the administrator's kubeconfig; returns
+    the administrator's certificate."""
     pki = layout.pki
     authority = create_authority(pki, "ca")
     create_signing_key(pki / "service-account.key")

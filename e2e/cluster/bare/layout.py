@@ -44,8 +44,8 @@ class Layout:
 
     @property
     def link(self) -> str:
-        """The host's end of the veth pair; the node's end is eth0. It follows from the place
-        alone, so that what is left of a cluster is found without its number."""
+        """The host's end of the veth pair; the node's end is eth0. The name follows from the path
+        of `state` alone, so remains of a cluster are found without its number."""
         return f"sluice-{zlib.crc32(str(self.state).encode()):08x}"
 
     @property

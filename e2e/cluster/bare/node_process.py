@@ -92,8 +92,8 @@ def _find_all(layout: Layout) -> list[int]:
 
 
 def _belongs_to(pid: int, layout: Layout) -> bool:
-    """By the script's name and the node's file: `up` may have run under another interpreter, or
-    from a checkout with other folders, than `down`."""
+    """Whether a process is the node's, by the script's name and the node's file: `up` may have run
+    under another interpreter than `down`, or from a checkout with other folders."""
     script, node_file = ["", "", *_arguments(pid)][-2:]
     return Path(script).name == Path(init.__file__).name and node_file == str(layout.node_file)
 

@@ -26,7 +26,7 @@ PROBE_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that must be so; `program` is the one whose log explains why it is not."""
+    """A condition of readiness; `program` is the one whose log explains why it does not hold."""
 
     what: str
     program: str

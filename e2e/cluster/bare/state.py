@@ -55,7 +55,8 @@ def claim_layout(root: Path, name: str) -> Layout:
 
 @contextmanager
 def locked(root: Path) -> Iterator[None]:
-    """One `up` or `down` at a time. The root exists inside, and goes at the end if it is empty."""
+    """Allows one `up` or `down` at a time. The root exists inside, and goes at the end if it is
+    empty."""
     descriptor = _lock(root)
     try:
         yield

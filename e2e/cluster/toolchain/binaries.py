@@ -89,7 +89,7 @@ def ensure_binaries(cache: Path | None = None) -> Binaries:
 
 
 def _build(directory: Path) -> None:
-    # Built beside and renamed at the end: a folder of this name is always complete.
+    # Built under another name and renamed at the end: a folder of this name is always complete.
     partial = directory.with_suffix(".partial")
     partial.mkdir(exist_ok=True)
     stamped = linker_flags((SOURCE / "go.mod").read_text())
