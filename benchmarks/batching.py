@@ -1,9 +1,10 @@
 """When continuous batching, chunks, mixed batches, overlap and the prefix cache pay, and when not.
 
-Each pair of variants runs the same workload: simulated at the size of a GPU, and for real on the
-33.6 M-parameter model of "CPU serving", whose steps are computed and timed on a virtual clock. What
-was measured is then simulated with the cost that its steps fit, beside it. Overlap runs in the
-engine's own loop, by the wall clock. Prints one JSON line a run, and one table.
+Each pair of variants runs the same workload twice: simulated at the size of a GPU, and for real on
+the 33.6 M-parameter model of "CPU serving". The real steps are computed and timed on a virtual
+clock. They are also fitted by a cost, with which the measured run is simulated again for
+comparison. Overlap runs in the engine's own loop, by the wall clock. Prints one JSON line a run,
+and one table.
 """
 
 from __future__ import annotations

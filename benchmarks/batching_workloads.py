@@ -26,7 +26,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The same requests under each variant; the first is what the others are set against."""
+    """One workload under several variants; the first variant is the one to compare with."""
 
     workload: Trace
     settings: dict[str, Any]
@@ -56,7 +56,8 @@ MIXED = (Variant("mixed off", {"mixed": False}), Variant("mixed on", {"mixed": T
 
 
 def answers(draw: random.Random, mean: int) -> int:
-    """As answers are: many short ones, a few long; at most eight times the mean."""
+    """A number of tokens distributed as answers are: many short ones, a few long; at most 8 ×
+    `mean`."""
     return max(1, min(8 * mean, round(draw.expovariate(1 / mean))))
 
 
@@ -81,7 +82,7 @@ def offline(count: int, shortest: int, longest: int) -> Trace:
 
 
 def long_prompt(prompt: int, streams: int, context: int, answer: int) -> Trace:
-    """One long prompt comes when the streams decode, in the middle of their answers."""
+    """One long prompt that arrives while streams decode, in the middle of their answers."""
     others = [TraceRequest(0.0, context, answer) for _ in range(streams)]
     later = 1e-6 * (prompt + streams * context)
     return trace_of(f"{prompt:,} beside {streams}", [*others, TraceRequest(later, prompt, 16)])
@@ -126,7 +127,7 @@ def at_size() -> Iterator[Comparison]:
 
 
 def on_this_machine() -> Iterator[Comparison]:
-    """For real."""
+    """Comparisons for real, on the virtual clock."""
     yield Comparison(chats(48, 50, None), {"max_running_requests": 8}, (STATIC, CONTINUOUS))
     yield Comparison(long_prompt(2_048, 16, 64, 80), {}, chunks(128, 256, 512))
     yield Comparison(long_prompt(2_048, 16, 64, 80), {"chunk_size": 256}, MIXED)
@@ -135,7 +136,7 @@ def on_this_machine() -> Iterator[Comparison]:
 
 
 def in_the_loop() -> Iterator[Comparison]:
-    """For real and by the wall clock, as planning beside a step is nothing else."""
+    """Comparisons for real, by the wall clock: only there is planning hidden by a running step."""
     for workload in (offline(64, 16, 256), chats(96, 50, 16.0)):
         yield Comparison(workload, {}, OVERLAP)
 

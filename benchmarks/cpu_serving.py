@@ -1,11 +1,13 @@
 """The workload "CPU serving": 64 requests on a 33.6 M-parameter Qwen3 in bfloat16.
 
-Prompts and answers of 16 to 256 tokens (9,536 in, 8,224 out), all there at once; the engine without
-its HTTP side, and others beside it in the same run: transformers' continuous batching, which has
-one answer length for all and gets the mean, and the engines of `benchmarks.peers`, each in an
-environment of its own. They take turns, round by round, since a machine shared with others changes
-its pace within minutes: a ratio is the median of the rounds', but transformers has one round, the
-last. Prints one JSON line a figure.
+Prompts and answers of 16 to 256 tokens (9,536 in, 8,224 out), all there at once. Compared are the
+engine without its HTTP side, transformers' continuous batching, and the engines of
+`benchmarks.peers`, each in an environment of its own. transformers has one answer length for all
+requests and gets the mean.
+
+The engines take turns, round by round, since a machine shared with others changes its pace within
+minutes. A ratio is the median of the rounds', except for transformers, which runs in the last round
+alone. Prints one JSON line a figure.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ class Workload:
     """Tokens to generate for each prompt."""
 
     def shifted(self, by: int) -> Workload:
-        """The same lengths, and other tokens."""
+        """A workload of the same lengths, with other tokens."""
         return Workload([[token + by for token in prompt] for prompt in self.prompts], self.answers)
 
 
@@ -196,7 +198,8 @@ def measured_run(ask_peer: Callable[[int], dict[str, float]]) -> Run:
 def runs_of(
     folder: Path, work: Workload, threads: int, others: Sequence[str], peers: ExitStack
 ) -> dict[str, Run]:
-    """What each engine does with tokens shifted by a number; `peers` ends what it starts."""
+    """The run of each engine, which takes a number to shift tokens by; `peers` ends what it
+    starts."""
     runs: dict[str, Run] = {
         "sluice": lambda shift: run_sluice(folder, work.shifted(shift), threads)
     }
@@ -209,7 +212,8 @@ def runs_of(
 
 
 def as_an_engine_process(module: str) -> None:
-    """Starts anew with the variables that the engine process sets before it loads torch."""
+    """Restarts this process with the variables that the engine process sets before it loads
+    torch."""
     if not host.LIBRARY_VARIABLES.keys() <= os.environ.keys():
         host.set_library_variables()
         os.execv(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]])

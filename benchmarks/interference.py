@@ -1,10 +1,10 @@
-"""A prompt of 8 chunks beside 16 streaming requests: the gaps between the streams' tokens.
+"""A prompt of 8 chunks during 16 streaming requests: the gaps between the streams' tokens.
 
-The same requests with chunking on and off, with fixed chunks of many sizes, and with the chunk
-chosen for each step to keep a target, in turns. Gaps are taken by the engine's clock: from one
-step's tokens to the next one's, for every stream, while the long prompt is being computed. They are
-set against one mixed step, the median of those that computed a chunk. The target is a little more
-than that step takes, or what --target says. Prints one JSON line a figure.
+The same requests run in turns with chunking on and off, with fixed chunks of many sizes, and with
+the chunk chosen for each step to keep a target. A gap is the time from one step's tokens to the
+next one's, by the engine's clock, for every stream while the long prompt is being computed. Gaps
+are compared with one mixed step, the median of steps that computed a chunk. The target is a little
+more than such a step takes, or what --target says. Prints one JSON line a figure.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from benchmarks.cpu_serving import as_an_engine_process, write_model
 STREAMS = 16
 CHUNKS = 8
 FIXED_CHUNKS = (64, 96, 128, 160, 192, 256, 384, 512)
-"""Among which the best that keeps the target is looked for."""
+"""Tokens of the fixed chunks; the best of those that keep the target is reported."""
 LARGEST_CHUNK = 1024
-"""The most that may be chosen for a step."""
+"""Most tokens that may be chosen for a step."""
 LEARNING_STEPS = 200
-"""That the chosen one has seen before it is measured: fewer say little about a 99th percentile."""
+"""Steps before the chosen chunk is measured: fewer say little about a 99th percentile."""
 TARGET_STEPS = 1.25
 """The target, in mixed steps of the chunk that --chunk names."""
 GREEDY = Sampling(temperature=0.0)
@@ -43,12 +43,12 @@ GREEDY = Sampling(temperature=0.0)
 
 @dataclass
 class Observed:
-    """Seconds. `steps`: those that computed a part of the long prompt."""
+    """Seconds of gaps, of `steps` that computed a part of the long prompt, and of the prompt."""
 
     gaps: list[float] = field(default_factory=list)
     steps: list[float] = field(default_factory=list)
     prompt: float = 0.0
-    """From the arrival of the long prompt to its first token."""
+    """Seconds from the arrival of the long prompt to its first token."""
 
 
 Runs = dict[str, list[Observed]]
@@ -78,7 +78,7 @@ def observe(engine: Engine, prompt_tokens: int, turn: int, clock: Clock) -> Obse
 
 
 def observe_prompt(engine: Engine, prompt: list[int], turn: int, clock: Clock) -> Observed:
-    """See `observe`."""
+    """The gaps of the streams during `prompt`; see `observe`."""
     names = start_streams(engine, turn, 200, clock)
     long = f"{turn}-long"
     engine.scheduler.add(Generate(long, prompt, 4, GREEDY))

@@ -1,7 +1,7 @@
 """A real model as a replay's device: each step is computed and timed, on the replay's clock.
 
-So arrivals, queues and latencies are those of a machine that does nothing else, and a run can be
-simulated afterwards with the cost that its own steps fit.
+So arrivals, queues and latencies are as on a machine that does nothing else. A run can be simulated
+afterwards with the cost that fits its own steps.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Size:
 
 @contextmanager
 def fake_kubelets(plane: ControlPlane, directory: Path) -> Iterator[None]:
-    """A scheduler, and KWOK for every node, as long as the `with` block lasts."""
+    """A scheduler, and KWOK for every node, until the `with` block ends."""
     scheduler = scheduler_argv(
         ensure_binaries().program("kube-scheduler"), plane.kubeconfig, ADDRESS
     )
@@ -126,7 +126,8 @@ async def _create(cluster: Cluster, kind: Kind, manifest: Manifest) -> None:
 
 
 async def _node(cluster: Cluster, name: str) -> None:
-    """A node without the taint that the API server gives to new ones. KWOK keeps what it has."""
+    """Creates a node without the taint that the API server gives to new ones. KWOK keeps its
+    capacity."""
     head = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
     status = {"capacity": CAPACITY, "allocatable": CAPACITY}
     await _create(cluster, NODE, {**head, "status": status})

@@ -1,9 +1,9 @@
-"""Two pools against the same engines mixed, for real.
+"""Two pools compared with the same engines mixed, for real.
 
-One prefill and one decode engine with a router, beside two mixed engines with a router. All are
-processes of one thread, of the 33.6 M-parameter model of "CPU serving"; they are there all the time
+One prefill and one decode engine with a router, and two mixed engines with a router. All are
+processes of one thread, of the 33.6 M-parameter model of "CPU serving". They are there all the time
 and take turns at the same requests: prompts and answers drawn with a seed, Poisson arrivals. Then
-requests one after another, to engines directly and through the router. Prints one JSON line a
+requests come one after another, to engines directly and through the router. Prints one JSON line a
 figure.
 """
 
@@ -43,7 +43,7 @@ VOCABULARY = 200
 """Tokens that the tokenizer has."""
 COMPLETIONS = "/v1/completions"
 LETTER = 97
-"""The only token that is drawn: text that is no UTF-8 yet would be held back."""
+"""The only token that answers have: the engine would hold back tokens that are no UTF-8 yet."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,13 @@ class Asked:
 
 @dataclass(frozen=True)
 class Seen:
-    """One answer; seconds."""
+    """One answer, in seconds."""
 
     first: float
     gaps: list[float]
     tokens: int
     ended: float
-    """On the clock of the run."""
+    """Time of the end, on the clock of the run."""
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
-"""Two pools against the same GPUs mixed, simulated at the size of a fleet.
+"""Two pools compared with the same GPUs mixed, simulated at the size of a fleet.
 
-Cost models are limits of the devices at 81 % for Llama-3-8B in bfloat16, as the preset of the H200
-is; of unlike GPUs each gets its own. A trace comes so many times as fast as it is, and what counts
-is the fastest at which a promise is kept: of the first token and of the mean time between tokens.
-Prints one JSON line a run, and one table.
+Cost models are the devices' limits at 81 % for Llama-3-8B in bfloat16, like the preset of the H200;
+of unlike GPUs each has its own. A trace is sped up. The result is the highest speed at which a
+promise is kept: of the first token and of the mean time between tokens. Prints one JSON line a run,
+and one table.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from sluice_simulator.traces.read import read_trace
 from sluice_simulator.traces.request import Trace, at_rate, window
 
 REACHED = 0.81
-"""Of what a device could do at most."""
+"""Share of a device's limits that is reached."""
 GFLOP, PAIR_FLOP = 15.0e9, 0.52e6
-"""Of a token; of a pair of tokens that attend."""
+"""FLOP of a token, and of a pair of tokens that attend."""
 WEIGHT_BYTES, KV_BYTES = 15.0e9, 131_072
-"""KV: of a token."""
+"""Bytes of all weights, and of the KV cache of one token."""
 PAGE = 16
 CONTEXT = 131_072
 TPOT_SECONDS = 0.05
 GOOD_SHARE = 0.9
-"""Of the requests that must have what is promised."""
+"""Share of the requests that must keep the promise."""
 UNLIKE_FASTER = 5.0
-"""Speed to begin with on the unlike GPUs, as so many times that of 4 A100."""
+"""First speed to try on the unlike GPUs, as a multiple of that of 4 A100."""
 GRID, GRID_STEP = 20, 1.15
-"""Speeds that are tried, by halving."""
+"""Number of speeds in the grid that is searched by halving, and their ratio."""
 
 
 def cost(name: str, tflops: float, terabytes: float, pool_tokens: int) -> Cost:
-    """Of a GPU with so many TFLOP/s in bfloat16 and TB/s of memory."""
+    """Cost of a GPU with these TFLOP/s in bfloat16 and TB/s of memory."""
     rate, memory = tflops * 1e12 * REACHED, terabytes * 1e12 * REACHED
     return Cost(
         name=name,
@@ -141,13 +141,13 @@ class Load:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one run."""
+    """Results of one run."""
 
     rate: float
     """Requests per second."""
     served: int
     good: float
-    """Share of the requests that had what is promised."""
+    """Share of the requests that kept the promise."""
     ttft: Spread
     itl: Spread
     output_rate: float

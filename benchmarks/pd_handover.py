@@ -1,4 +1,4 @@
-"""One hand-over looked at closely: how much of it hides behind prefill, and what is left of it.
+"""One hand-over looked at closely: how much of it is hidden by prefill, and how much remains.
 
 A prefill engine is another process, the decode engine this one; both run their loops with real
 backends and connections, without HTTP. A long prompt goes over in chunks, then short ones. Both
@@ -52,7 +52,7 @@ CHUNK, CONTEXT = 1_024, 16_384
 LONG, SHORT = 9 * CHUNK, 64
 """Tokens of the prompts; 8,192 bytes each, so the long one has 75 MB in 9 chunks."""
 BOUND_MS = 10.0
-"""Beside bytes ÷ bandwidth."""
+"""Milliseconds that may be added to bytes ÷ bandwidth."""
 
 
 class Watched:
@@ -71,7 +71,7 @@ class Watched:
         self._tell = tell
         self.ahead = executor.ahead
         self.reads: list[tuple[float, int, float]] = []
-        """After each turn: the time, bytes and seconds of reads so far."""
+        """Time, bytes and seconds of reads so far, after each turn."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._role, name)
@@ -147,7 +147,7 @@ def serve(folder: Path, backend: str) -> None:
 
 @contextmanager
 def prefill_engine(folder: Path, backend: str) -> Iterator[tuple[PrefillEngine, deque[float]]]:
-    """Another process, and when it computed chunks."""
+    """A prefill engine in another process, and the times at which it computed chunks."""
     command = [
         sys.executable,
         "-m",
@@ -241,7 +241,7 @@ def ask(link: ThreadLink, prompt: list[int], prefill: PrefillEngine) -> None:
 def facts(
     sent: float, chunks: list[float], decodes: float, reads: list[tuple[float, int, float]]
 ) -> dict[str, float]:
-    """Of one prompt. `reads` are sums since the engine's start."""
+    """Figures of the hand-over of one prompt. `reads` are sums since the engine's start."""
     start_bytes, start_seconds = reads[0][1:]
     hidden = [each for each in reads if each[0] <= chunks[-1]][-1]
     total = reads[-1][1] - start_bytes

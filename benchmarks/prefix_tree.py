@@ -1,9 +1,9 @@
 """The prefix tree by itself: microseconds to match and to insert a prompt, page 1.
 
 Two workloads: 256 unrelated prompts of 100 to 1,024 tokens, and conversations that share a system
-prompt and grow turn by turn, whose paths are deep. With `--sglang FOLDER` (its wheel, unzipped, and
-whatever that imports) the same calls run on SGLang's RadixCache, and each figure has its ratio.
-For both, keys are made and garbage of that is collected before the clock starts, the collector
+prompt and grow turn by turn, whose paths are deep. With `--sglang FOLDER` (its unzipped wheel and
+the modules that it imports) the same calls run on SGLang's RadixCache, and each figure has its
+ratio. For both, keys are made and their garbage is collected before the clock starts, the collector
 stays on, and a match finds the path without listing its pages. Prints one JSON line a figure.
 """
 
@@ -61,7 +61,7 @@ class Ours:
 
 
 def sglang(folder: str) -> Callable[[Sequence[Sequence[int]]], Tree]:
-    """SGLang's tree behind the same two calls."""
+    """SGLang's tree behind the two calls of `Tree`."""
     sys.path += [folder, f"{folder}/../deps"]
     torch = importlib.import_module("torch")
     cache = importlib.import_module("sglang.srt.mem_cache.radix_cache")

@@ -1,10 +1,10 @@
 """What the router adds: time to first token, and 200 streams at once without loss.
 
-A stand-in engine streams events at a fixed pace from its own process; the same requests go to it
-directly, through the router, through one that has the service's key and so takes ids out of each
-event to resume with, through one that names a prefill engine as well (two pools) and, when the
-program is there (`--nginx` or on PATH), through nginx with buffering off, in turns. Prints one JSON
-line a figure.
+A stand-in engine streams events at a fixed pace from its own process. The same requests go to it in
+turns by several ways: directly; through the router; through one with the service's key, which takes
+ids out of each event to resume with; through one that also names a prefill engine (two pools); and,
+if it is installed (`--nginx` or on PATH), through nginx with buffering off. Prints one JSON line a
+figure.
 """
 
 from __future__ import annotations
@@ -141,7 +141,8 @@ def quantile99(values: list[float]) -> float:
 
 
 async def at_once(client: aiohttp.ClientSession, way: Way, streams: int, tokens: int) -> None:
-    """Many streams together: none may lose an event; what they cost the processes between."""
+    """Reports many streams together, of which none may lose an event, and the CPU time of the
+    processes in between."""
     await asyncio.gather(*(stream(client, way, tokens=1) for _ in range(streams)))  # connections
     before = cpu_seconds(way)
     started = time.perf_counter()
@@ -290,7 +291,7 @@ async def stand_in_engine(port: int, pace_seconds: float, role: Role) -> None:
 
 
 def comment(number: int) -> bytes:
-    """What a router with a key is told of one event."""
+    """The comment by which a router with a key learns the tokens of one event."""
     return comment_line(EventComment(c=[(0, [100_000 + number])])) if number else START
 
 

@@ -1,11 +1,11 @@
 """CPU time of one scheduler step, `next_batch` and `process` together, at 256 running requests.
 
-Prefix cache, 16-token pages, mixed batches, and a pool that is too small for what is admitted:
-waves of short answers teach the scheduler to reserve little, and the long ones after them outgrow
-it, so that one request in ten is sent back to the queue. Every other prompt begins with one of
-eight system prompts, every 32nd is long and cut, answers are inserted when they end, and prefixes
-evicted. Clients set no max_tokens. A stand-in draws the tokens. The garbage collector stays on, as
-the engine's process has it. Prints one JSON line a figure.
+Prefix cache, 16-token pages, mixed batches, and a pool too small for the admitted requests. Waves
+of short answers teach the scheduler to reserve little; the long answers after them outgrow the
+reserve, so that one request in ten is sent back to the queue. Every other prompt begins with one of
+eight system prompts, and every 32nd is long and cut. Answers are inserted when they end, and
+prefixes evicted. Clients set no max_tokens. A stand-in draws the tokens. The garbage collector
+stays on, as in the engine's process. Prints one JSON line a figure.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ LONG_ANSWER_TOKENS = (600, 700)
 STOP, TOKEN = 0, 7
 QUEUE = 8
 STEP_SECONDS = 0.02
-"""A step on the scheduler's clock."""
+"""Seconds of a step on the scheduler's clock."""
 LONG_QUEUE = 128
-"""As many as a policy looks up in the prefix cache."""
+"""Waiting requests that a policy looks up in the prefix cache."""
 
 
 @dataclass
 class Traffic:
-    """Requests one after the other, and what the model says to them: a stand-in."""
+    """Requests one after the other, and a stand-in for the model's answers."""
 
     draw: random.Random = field(default_factory=lambda: random.Random(0))
     systems: list[list[int]] = field(default_factory=list)
@@ -116,7 +116,7 @@ def scheduler(policy: str) -> Scheduler:
 
 @dataclass
 class Measured:
-    """CPU time of the steps, and what was in them. The warm-up is in none of it."""
+    """CPU time of the steps, and their requests. The warm-up does not count."""
 
     milliseconds: list[float] = field(default_factory=list)
     running: list[int] = field(default_factory=list)

@@ -1,14 +1,16 @@
 """The workload "copying": what drafts from a request's own tokens gain at 1, 4, 16 and 64 rows.
 
 The 33.6 M-parameter Qwen3 of "CPU serving" in bfloat16. Random weights copy nothing, so its output
-layer is set: after each token the next one of a phrase is the most probable, and the prompt has the
-phrase twice. At a high temperature one token in 150 or so is another, and another phrase begins,
-which has no draft until it was there once. "novel" are random weights as they are: there is nothing
-to draft. "drafted": a model drafts, the first two of the eight layers with embedding and output
-layer. The others change little, so it is nearly always right; its prompts have no phrase twice.
+layer is set: after each token of a phrase the next one is the most probable, and the prompt has the
+phrase twice. At a high temperature, about one token in 150 is another one. It begins another
+phrase, which has no draft before it was there once.
 
-The same engine with and without drafts, in turns; a ratio is the median of the rounds'. Prints one
-JSON line a figure.
+"novel": random weights as they are, so there is nothing to draft. "drafted": the drafts come from a
+model of the first two of the eight layers, with embedding and output layer. The other layers change
+little, so the drafts are nearly always right; no prompt has a phrase twice.
+
+The same engine runs with and without drafts, in turns; a ratio is the median of the rounds'. Prints
+one JSON line a figure.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Where a step's time goes, and how far a run is from the limits of the machine.
 
-A step is split by the profiler into matrix products, attention (rotation and storing with it), the
-other operators, waiting where the shards of a layer meet, and what is left: Python. It is the time
-of the thread that runs the loop, which computes one of the shards; threads inside one operator wait
-for each other in that operator's time. Ceilings come from this process, in the same run: the best
-rate of a large bfloat16 product, and of reading memory.
+The profiler splits a step into matrix products, attention (rotation and storing with it), other
+operators, waiting where the shards of a layer meet, and the rest: Python. Times are those of the
+thread that runs the loop and computes one of the shards. Threads inside one operator wait for each
+other in that operator's time. Limits are measured by this process, in the same run: the best rate
+of a large bfloat16 product, and of reading memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Engines that take turns at a workload, round by round.
 
-A machine shared with others changes its pace within minutes, so that runs one after the other tell
-of the machine: ratios are of runs of one round, and the median of the rounds is what counts.
+A machine shared with others changes its pace within minutes, so runs one after the other would
+compare the machine with itself. Ratios are between runs of one round, and the median of the rounds
+counts.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from dataclasses import dataclass
 from statistics import median, median_low
 
 SCALE = float(os.environ.get("SLUICE_BENCH_SCALE", "1"))
-"""Of the workloads on GPUs: less than 1 shows within a minute whether all of them run. Figures of
-such runs say so, and mean little."""
+"""Scale of the workloads on GPUs. A scale below 1 shows within a minute whether all of them run;
+figures of these runs name the scale, and mean little."""
 
 
 def scaled(count: int) -> int:
@@ -26,7 +27,7 @@ def scaled(count: int) -> int:
 
 @dataclass(frozen=True)
 class Measured:
-    """From the first request to the last token."""
+    """Figures of a run from its first request to its last token."""
 
     tokens: int
     seconds: float
@@ -38,7 +39,7 @@ class Measured:
 
     @property
     def cpu_rate(self) -> float:
-        """Of one core that is used for nothing else: steady on a machine shared with others."""
+        """Tokens a second of CPU time: steady even on a machine shared with others."""
         return self.tokens / self.cpu_seconds
 
 
@@ -59,9 +60,10 @@ Rounds = Mapping[str, Sequence[Measured]]
 
 
 def in_turns(runs: Mapping[str, Run], rounds: int, once: Collection[str] = ()) -> Rounds:
-    """Each engine once a round, another one first in each, after a run that does not count.
+    """Runs each engine once a round, each round beginning with another engine. Before that, each
+    has a run that does not count.
 
-    Those of `once` run in the last round alone, after the others and without a run before.
+    Engines in `once` run in the last round alone, after the others and without a run before.
     """
     seen: dict[str, list[Measured]] = {name: [] for name in runs}
     often = [name for name in runs if name not in once]

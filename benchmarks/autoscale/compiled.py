@@ -26,7 +26,8 @@ setup(name="fleet", packages=[], ext_modules=mypycify([*options, *{files}], opt_
 
 
 def use_compiled_fleet() -> bool:
-    """Before anything of it is imported; False: it cannot be compiled."""
+    """Makes later imports of the fleet use a compiled version; False if it cannot be compiled. To
+    be called before any of its modules is imported."""
     sources = Path(package.__path__[0])
     digest = hashlib.sha256(sys.version.encode())
     for path in sorted(sources.parents[1].rglob("*.py")):  # constants of others are compiled in

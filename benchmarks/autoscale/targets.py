@@ -1,4 +1,4 @@
-"""What is demanded of our rule, and whether it is met."""
+"""The demands on our rule, and whether each is met."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class SingleSetting:
 
 
 def single_setting(policy: str, results: Sequence[Result], as_ours: bool = True) -> SingleSetting:
-    """The cheapest of those that keep the goal on as many scenes as ours does; if there are none,
-    or without `as_ours`, of those that keep it on most."""
+    """The cheapest setting of those that keep the goal on as many scenes as ours does. If there is
+    none, or without `as_ours`: the cheapest of those that keep it on most scenes."""
     one_pool = [result for result in results if len(result.fair.scene.roles) == 1]
     tried = [(result, dict(result.rows[policy].tried)) for result in one_pool]
     settings = [_setting(policy, label, tried) for label in tried[0][1]]
@@ -75,7 +75,7 @@ def kept_by_ours(results: Sequence[Result]) -> int:
 
 
 def changes_an_hour(result: Result) -> float:
-    """Of ours, by the length of the trace."""
+    """Changes that our rule makes in an hour of the trace."""
     return result.ours.outcome.changes * 3600 / result.fair.scene.trace.seconds
 
 

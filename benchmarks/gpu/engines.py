@@ -59,7 +59,8 @@ def accelerator() -> dict[str, Any]:
 
 
 def configured(shape: str, **settings: Any) -> PlannedConfig:
-    """With the sizes that the accelerator table gives it, but for `settings`."""
+    """The configuration of a model with the sizes of the accelerator table, except for
+    `settings`."""
     given = {
         "model": {"uri": f"random://{shape}"},
         "accelerator": accelerator(),
@@ -71,7 +72,7 @@ def configured(shape: str, **settings: Any) -> PlannedConfig:
 
 @contextmanager
 def engine(shape: str, **settings: Any) -> Iterator[Engine]:
-    """See `configured`. Ready to serve; its memory is free again afterwards.
+    """An engine of `configured`, ready to serve; its memory is free again afterwards.
 
     Raises:
         RuntimeError: flashinfer does not compute it, or no step was computed by a CUDA graph.
@@ -89,8 +90,8 @@ def engine(shape: str, **settings: Any) -> Iterator[Engine]:
 
 
 def under(made: Engine, shape: str, **settings: Any) -> Engine:
-    """`made`, whose requests have ended, with the scheduler of other settings, whose rows and chunk
-    are no larger than what it was made for."""
+    """`made` with the scheduler of other settings, once its requests have ended. Rows and chunk may
+    be no larger than those that it was made for."""
     config = configured(shape, **settings)
     assert isinstance(config, ResolvedConfig), "settings without maxRunningRequests"
     context = made.settings.limits.context_length_tokens
@@ -100,7 +101,8 @@ def under(made: Engine, shape: str, **settings: Any) -> Engine:
 
 
 def told(figure: str, value: float, unit: str, **more: object) -> None:
-    """One line, with the device's limit and what others reach where that is known."""
+    """Reports a figure as one line, with the device's limit and what others reach where that is
+    known."""
     device = torch.cuda.get_device_name(0)
     known = beside(figure, device) if SCALE == 1 else {}
     report(figure, value, unit=unit, **{**known, **more})

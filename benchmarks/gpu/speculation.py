@@ -33,7 +33,7 @@ class CopierWeights(RandomWeights):
     """All is computed, and changes little: the next token of a phrase is the most probable."""
 
     def read(self, name: str, part: Part, dtype: torch.dtype) -> torch.Tensor:
-        """See `WeightSource`."""
+        """A tensor's values; see `WeightSource`."""
         values = super().read(name, part, dtype)
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             values.mul_(5e-4)  # the embedding is small, too

@@ -1,6 +1,6 @@
-"""Where a decode step of 256 rows goes, Llama-3-8B's shape: matrix products, attention, sampling,
-the rest of the device's time, and how long the device is idle. By the profiler, over steps that
-are launched ahead as in serving."""
+"""Where the time of a decode step of 256 rows goes, Llama-3-8B's shape: matrix products, attention,
+sampling, the rest of the device's time, and how long the device is idle. Measured by the profiler,
+over steps that are launched ahead as in serving."""
 
 from __future__ import annotations
 
