@@ -43,7 +43,7 @@ PATTERNS: Final = {
 
 
 def type_words(node: Schema) -> str:
-    """The JSON type; of lists and maps also what is in them."""
+    """The JSON type; for lists and maps also the type of their entries."""
     if node.get("x-kubernetes-int-or-string"):
         return "quantity" if node["pattern"] == base.QUANTITY_PATTERN else "integer or string"
     if node.get("x-kubernetes-preserve-unknown-fields"):
