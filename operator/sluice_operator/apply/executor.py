@@ -60,7 +60,7 @@ class _Refusal:
         return _Refusal(latest, generation, self.since, self.tries + 1)
 
     def has_lasted(self, now: float) -> bool:
-        """Whether a person should know."""
+        """Whether the refusals have lasted so long that a person should know."""
         lasts = self.tries >= LASTING_TRIES and now - self.since >= LASTING_SECONDS
         return self.refused.passing is None or lasts
 
@@ -80,7 +80,7 @@ class Executor:
         """Makes `children` what the plan of `live` contains.
 
         Raises:
-            RequestError: interrupted half-way by something temporary, or the namespace goes.
+            RequestError: interrupted by something temporary, or the namespace is being deleted.
         """
         outcome = self._judged(live, await self.applier.carry_out(plan, children))
         if outcome.interrupted is not None:

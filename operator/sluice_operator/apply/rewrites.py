@@ -20,7 +20,7 @@ FIRST_PAUSE_SECONDS: Final = 1.0
 LONGEST_PAUSE_SECONDS: Final = 300.0
 QUIET_SECONDS: Final = 600.0
 """Seconds without a write after which earlier writes of a field are forgotten."""
-ROUNDS_TOLD: Final = 5
+LASTING_ROUNDS: Final = 5
 """Repairs of one field after which its writer counts as another controller, not a person."""
 REMEMBERED_OBJECTS: Final = 10_000
 
@@ -129,7 +129,7 @@ class Rewrites:
         return {
             path: repair
             for path, repair in repairs.items()
-            if repair.rounds >= ROUNDS_TOLD and now - repair.at < QUIET_SECONDS
+            if repair.rounds >= LASTING_ROUNDS and now - repair.at < QUIET_SECONDS
         }
 
 
