@@ -55,7 +55,7 @@ class TickMemory:
     history: History = field(default_factory=History)
     scaling: Scaling | None = None
     """Last reported scaling."""
-    told_at_seconds: float = 0.0
+    reported_at_seconds: float = 0.0
     is_quiet: bool = False
     """Whether there was nothing to do and no pool can shrink."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -116,8 +116,8 @@ class ScalingTick:
     def _report(self, key: Key, before: TickMemory, tick: Tick, outcome: Outcome) -> None:
         after = scaling_of(tick, outcome, self.clock.now(), answered_lately(before.history))
         now = self.clock.monotonic()
-        if is_news(before.scaling, after, tick.decision, now - before.told_at_seconds):
-            before.scaling, before.told_at_seconds = after, now
+        if is_news(before.scaling, after, tick.decision, now - before.reported_at_seconds):
+            before.scaling, before.reported_at_seconds = after, now
             self.changed(key)
 
     async def _slept(self, scaled: ScaledService, wake: asyncio.Event) -> bool:
