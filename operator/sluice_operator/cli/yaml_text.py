@@ -33,7 +33,7 @@ class DuplicateKeyError(ValueError):
     """A mapping that has a key twice; `str()` names key and lines."""
 
 
-def _add_kubectls(kind: type[yaml.SafeLoader | yaml.SafeDumper]) -> None:
+def _add_kubectl_scalars(kind: type[yaml.SafeLoader | yaml.SafeDumper]) -> None:
     """Adds the plain scalars that kubectl does not read as text: `1e3` and `0o7` are numbers, `y`
     is true."""
     kind.add_implicit_resolver(f"{_TAG}int", _INTEGER, list("-+" + _DIGITS))
@@ -56,7 +56,7 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-_add_kubectls(_PlainDumper)
+_add_kubectl_scalars(_PlainDumper)
 _PlainDumper.add_representer(str, _text)
 
 
@@ -110,7 +110,7 @@ _UniqueKeys.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag not in _OTHERWISE]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_add_kubectls(_UniqueKeys)
+_add_kubectl_scalars(_UniqueKeys)
 
 
 def read_yaml_stream(text: str) -> Iterator[Any]:

@@ -125,7 +125,7 @@ def one_of(names: Mapping[str, Any]) -> Convert:
     return convert
 
 
-def those(*kept: str, lost: str) -> Convert:
+def only_default(*kept: str, lost: str) -> Convert:
     """Converter that accepts the values `kept`, which need no setting, and refuses others for the
     reason `lost`."""
 
@@ -311,13 +311,13 @@ COMMON: Final = (
         ("load-format",),
         "",
         "as it is here",
-        those("auto", "safetensors", lost="weights are read from safetensors alone"),
+        only_default("auto", "safetensors", lost="weights are read from safetensors alone"),
     ),
     Flag(
         ("tokenizer-mode",),
         "",
         "as it is here",
-        those("auto", "hf", "fast", lost="the fast tokenizer is used"),
+        only_default("auto", "hf", "fast", lost="the fast tokenizer is used"),
     ),
     Flag(
         ("api-key",),
