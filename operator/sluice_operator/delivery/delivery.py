@@ -181,7 +181,7 @@ def _resolve(
     outcome = outcome_in(observed.children, observed.pods, job, MODEL_RESOLVED, observed.refusals)
     if not isinstance(outcome, Done):
         text = f"{what} is being resolved to a commit."
-        return _undone(job, outcome, Check("False", RESOLVING, text))
+        return _unfinished(job, outcome, Check("False", RESOLVING, text))
     try:
         model_facts = ResolvedModel.model_validate_json(outcome.message, extra="ignore")
     except ValidationError:
@@ -202,7 +202,7 @@ def _download(
     outcome = outcome_in(observed.children, observed.pods, job, MODEL_FETCHED, observed.refusals)
     if not isinstance(outcome, Done):
         text = f"{_so_far(observed.progress) or _gb(pin.bytes)}: {what}."
-        return _undone(job, outcome, Check("False", FETCHING, text))
+        return _unfinished(job, outcome, Check("False", FETCHING, text))
     event = Event("Normal", "ModelFetched", f"{what}: complete and verified.")
     done = Check("False", FETCHING, f"{what}: complete and verified.")
     return Delivery((job,), done, status=pin, events=(event,))
@@ -240,7 +240,7 @@ def identity_of(model: ModelSpec) -> str | None:
     return scheme if scheme in BUCKETS and by_account else None
 
 
-def _undone(job: Manifest, outcome: Outcome, progress: Check) -> Delivery:
+def _unfinished(job: Manifest, outcome: Outcome, progress: Check) -> Delivery:
     """The delivery while its Job runs, or after it failed. A Job with a lost outcome is deleted and
     created again."""
     if isinstance(outcome, Failed):

@@ -30,7 +30,7 @@ class KvCapacity:
 
     tokens: int | None = None
     how: Literal["exactly", "about", "at most"] = "about"
-    """How `tokens` is meant."""
+    """Precision of `tokens`."""
     token_bytes: int | None = None
     """Bytes of one token's keys and values, over all layers and GPUs."""
     missing: str | None = None
@@ -43,8 +43,9 @@ def kv_capacity_of(
     settings: Mapping[str, Value],
     memory_limit_bytes: int | None = None,
 ) -> KvCapacity:
-    """The capacity under resolved `settings`, by field name; never more than these can use.
-    `model`: if it was resolved; `memory_limit_bytes`: of an engine's container."""
+    """The capacity under resolved `settings`, by field name; at most the tokens that running
+    requests can use. `model`: None if it is not resolved; `memory_limit_bytes`: limit of an
+    engine's container."""
     capacity = KvCapacity(missing="the model is not resolved yet")
     if model is not None:
         capacity = _computed(model, accelerator, settings, memory_limit_bytes)
@@ -95,7 +96,8 @@ def _computed(
 
 
 def _useful(model: ModelStatus, settings: Mapping[str, Value], tokens: int) -> int | None:
-    """Tokens of as many full contexts as run at once where `tokens` fit."""
+    """Most tokens that running requests can use: full contexts of as many requests as run at once
+    in a pool of `tokens`. None: the context length is unknown."""
     context = settings.get("context_length") or model.context_tokens
     requests = settings.get("max_running_requests")
     if requests is None:
