@@ -57,7 +57,7 @@ class _Discrepancy(NamedTuple):
         listing."""
         if self.listed is None or now is None:
             return (self.listed is None) is not (now is None)
-        # No version of one history becomes smaller: then a backup was restored.
+        # Versions only grow; a smaller one means that a backup was restored.
         return now < self.listed or (now == self.stored and now > self.listed)
 
 
@@ -108,8 +108,8 @@ class Informer:
         if self._is_echo(kind, item):
             self._changed(kind, item, is_echo=True)
             return
-        # An answer to a write of ours may hold what others have changed, but nothing in a ConfigMap
-        # or a revision is others' to change.
+        # An answer to our write may contain changes by others, which still have to be queued.
+        # Nobody else changes ConfigMaps and revisions.
         if is_news or kind not in (CONFIG_MAP, CONTROLLER_REVISION):
             self._changed(kind, item, before)
 
@@ -146,8 +146,8 @@ class Informer:
         return version_of(item).number == written
 
     def add(self, key: Key) -> None:
-        """Queues `key` if everything that concerns it is listed. Before that, an object that is not
-        in the store may still exist."""
+        """Queues `key` if all kinds that concern it are listed. Before that, a missing object may
+        still exist."""
         if self.is_synced(key.namespace):
             self._add(key)
 
@@ -289,8 +289,8 @@ class Informer:
         *,
         is_echo: bool = False,
     ) -> None:
-        """Queues whom a change concerns; an echo does not concern the object, nor, of a service,
-        its pools."""
+        """Queues the keys that a change concerns. An echo concerns neither the object itself nor,
+        for a service, its pools."""
         pools = self.objects[ENGINE_POOL]
         for key in keys_of(kind, item, before):
             if is_echo and (kind == INFERENCE_SERVICE or key.kind == kind.kind):
