@@ -20,8 +20,8 @@ from sluice_operator.kube.kinds import POD, Manifest, controller_uid, is_being_d
 from sluice_operator.log import fields
 
 REFUSED_SECONDS: Final = 30.0
-"""How long pods may be refused before a person is needed: less is a quota that was about to be
-raised, or an account that a cache does not have yet."""
+"""Seconds of refusals after which a person is needed. A shorter refusal may be a quota about to be
+raised, or an account that is not in a cache yet."""
 EVERY_SECONDS: Final = 30.0
 MAX_KEPT: Final = 1000
 REFUSALS: Final = frozenset({400, 403, 422})
@@ -90,7 +90,7 @@ class RefusedPods:
         return wait.refusal
 
     async def _ask(self, job: Manifest) -> str:
-        """The refusal's text; empty where the pod would be made, or that is not known."""
+        """The refusal's text; empty where the pod would be made, or the answer is unknown."""
         try:
             await self._client.would_create(POD, _pod(job))
         except ApiError as error:
