@@ -41,7 +41,7 @@ class LeaseClient(Protocol):
 
 @dataclass(frozen=True)
 class LeaseName:
-    """Which Lease, and the name this process has in it."""
+    """The Lease, and the identity of this process in it."""
 
     namespace: str
     name: str
@@ -265,7 +265,8 @@ class Leadership:
             return await self._client.replace(LEASE, self._body(ours, holder))
 
     async def _take(self, write: Awaitable[Manifest]) -> None:
-        """Holds the Lease that `write` brings, as of the time before it."""
+        """Takes the Lease that `write` returns. It counts as renewed at the time before the
+        write."""
         started_at = self._clock.monotonic()
         held = await write
         self._renewed_at, self._held = started_at, held

@@ -33,7 +33,7 @@ def _split(value: Any) -> Any:
 
 
 def _with_port(url: str) -> str:
-    """Raises ValueError where the port is none: a NetworkPolicy names it."""
+    """`url`. Raises ValueError for an invalid port, because NetworkPolicies name the port."""
     _ = urlsplit(url).port
     return url
 
@@ -48,7 +48,8 @@ def _certificates(pem: str) -> str:
 
 
 def _proxy(url: str) -> str:
-    """Raises ValueError where it is none, or has a user, who would stand in every Job."""
+    """`url`. Raises ValueError if it is no proxy, or contains a user, who would be visible in every
+    Job."""
     if not re.fullmatch(PROXY, url):
         raise ValueError("http://host:port, without a user")
     return _with_port(url)
@@ -77,8 +78,8 @@ class Settings(BaseModel):
     api_server_ports: Annotated[tuple[Port, ...], BeforeValidator(_split), Field(min_length=1)] = (
         API_SERVER_PORTS
     )
-    """Ports at which the routers' NetworkPolicy lets them reach the API server: those it listens
-    on itself, behind its Service."""
+    """Ports at which the routers' NetworkPolicy lets them reach the API server: the ports that it
+    listens on itself, not those of its Service."""
     runbook_url_base: str = Field(default="", pattern=r"^https?://[^\s/]\S*$")
     """Base URL of docs/runbooks: `runbook_url` of alerts is this and the file's name. Empty: alerts
     have none."""
