@@ -35,7 +35,7 @@ DRAINING_SECONDS: Final = 5.0
 """Seconds between two checks whether pods of a deleted pool have left: they concern no other
 object."""
 
-TOLD_BEFORE_SECONDS: Final = 1.0
+ANNOUNCED_SECONDS: Final = 1.0
 """Seconds between the status that nobody will be served, and the end of the engine."""
 
 NOTABLE: Final = frozenset({reasons.RESOLVING, reasons.FETCHING})
@@ -92,7 +92,7 @@ def _look_again_seconds(
     if plan.delivery.waiting is not None and any(map(is_running, observed.fetchers)):
         return EVERY_SECONDS
     if plan.rollout is not None and plan.rollout.reason == INTERRUPTS:
-        return TOLD_BEFORE_SECONDS
+        return ANNOUNCED_SECONDS
     if plan.former_gpus:
         return DRAINING_SECONDS
     # Pods of routers may wait too long, and pods of engines may fail to leave.

@@ -34,14 +34,15 @@ def engines_move(plan: ServicePlan) -> bool:
 
 
 def _takes_roles(file: Manifest) -> bool:
-    """Whether engines with this file take another role by `POST /role`; the engine's own rule."""
+    """Whether engines with this file accept another role by `POST /role`; repeats the engine's own
+    rule."""
     backend = (file.get("kvTransfer") or {}).get("backend")
     return backend == "TCP" and file.get("tensorParallelSize", 1) == 1
 
 
 def _file(pool: PlannedPool) -> Manifest:
-    """Engine file without its role. A prefill engine does not get the promised time between tokens,
-    which shortens the chunks of an engine that decodes."""
+    """A pool's engine file without parts that a role decides: the role itself, and the promised
+    time between tokens, which only decode engines get."""
     file: Manifest = json.loads(pool.config_map["data"][ENGINE_FILE])
     ttft = (file.get("slo") or {}).get("ttftMilliseconds")
     return {k: v for k, v in file.items() if k not in ("role", "slo")} | {"slo": ttft}

@@ -1,8 +1,8 @@
 """Which spec a service is planned by: the present one, or the last one carried out while the
 present one is refused or waits for its model.
 
-Pure. The delivery of model and adapters is decided with it, because engines are made of what
-exists.
+Pure. The delivery of model and adapters is decided here too, because engines can only be made of
+what has arrived.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ class PlannedSpec:
     resolved: ResolvedService
     adapters: AdapterDelivery
     brought: tuple[Manifest, ...]
-    """Manifests that bring its model and adapters, and the model that is awaited."""
+    """Manifests that bring the model and adapters of the planned spec, and the model that the
+    present spec waits for."""
     keep: frozenset[Identity] = frozenset()
-    """Children that are not pruned, though nothing asks for them."""
+    """Children that nothing asks for, but that are not pruned."""
     written: Manifest | None = None
-    """The present spec, where it is the one that is planned, with the commit of its model."""
+    """The present spec with the commit of its model, if it is the planned one; else None."""
 
     @property
     def spec(self) -> InferenceServiceSpec:
