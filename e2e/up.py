@@ -87,8 +87,8 @@ def deliver(cluster: Cluster, names: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def apply_sample(kubectl: Kubectl) -> bool:
-    """The sample service, unless there is one: as a person applies it, who will do so again.
-    Returns whether there was one."""
+    """Applies the sample service unless there is one, as a person does who will apply changes of it
+    later. Returns whether there was one."""
     words = ("get", KIND, SERVICE, "-n", SAMPLE_NAMESPACE, "--ignore-not-found", "-o", "name")
     if kubectl.run(*words):
         say(f"The InferenceService {SERVICE} is there already and stays as it is.")
@@ -140,7 +140,7 @@ def ask_sample(cluster: Cluster, conditions: Conditions, started: float) -> None
 
 
 def _is_updated(kubectl: Kubectl) -> bool:
-    """Waits a few seconds at most."""
+    """Whether the sample is up to date; waits for that a few seconds at most."""
     words = ("--for=condition=Updated", f"{KIND}/{SERVICE}", "-n", SAMPLE_NAMESPACE, "--timeout=5s")
     try:
         kubectl.run("wait", *words)

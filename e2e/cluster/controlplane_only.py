@@ -75,7 +75,7 @@ class ApiServer:
 
 
 def api_server_at(directory: Path) -> ApiServer:
-    """The one that another process has started, and keeps."""
+    """The API server that another process has started in `directory`, and keeps."""
     authority = create_authority(directory / "pki", AUTHORITY)
     return ApiServer(directory, ensure_binaries(), authority)
 
@@ -153,7 +153,8 @@ class ControlPlane(ApiServer):
             service_subnet=SERVICE_SUBNET,
             extra={**APISERVER_FLAGS, **self._aggregation_flags(), **self._gates},
         )
-        # Collects its garbage a third as often: it computes a sixth less, and is gone soon.
+        # The API server collects its garbage a third as often: it computes a sixth less, and ends
+        # soon.
         return Daemon(
             "kube-apiserver", ["env", "GOGC=400", *argv], self.directory / "kube-apiserver.log"
         )
@@ -222,7 +223,7 @@ def _claim_directory() -> tuple[Path, TextIO]:
 
 
 def _remove_abandoned() -> None:
-    """Directories of control planes whose owner was killed: nobody holds their lock."""
+    """Removes the directories of control planes whose owner was killed: nobody holds their lock."""
     for directory in Path(tempfile.gettempdir()).glob(f"{DIRECTORY_PREFIX}*"):
         # Its owner, or another that sweeps, may remove it at any time.
         with suppress(FileNotFoundError), (directory / "lock").open() as stream:

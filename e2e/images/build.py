@@ -1,7 +1,8 @@
 """Builds the images that changed, and loads them into a cluster or pushes them to a registry.
 
-A tag is a hash of what the image is made from, so that "is it there?" is the whole question. One
-process at a time does either: builds share a store, and archives share a file name.
+A tag is a hash of everything that the image is made from, so an image with this tag is current.
+Only one process at a time builds or loads, because builds share a store, and archives share a file
+name.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ def load_images(
 
 
 def push_images(names: Sequence[str], registry: str, builder: Builder) -> dict[str, str]:
-    """`build_images`, and pushes each image to `registry` (HOST[:PORT][/PATH]).
+    """Builds images as `build_images` does, and pushes each to `registry` (HOST[:PORT][/PATH]).
 
-    Name → the image that pods pull. Layers that the registry has are not sent again.
+    Returns name → the image that pods pull. Layers that the registry has are not sent again.
     """
     folder = cache_directory() / "images"
     with locked_store(folder):
@@ -101,7 +102,7 @@ def _archive(folder: Path, name: str) -> Iterator[Path]:
 
 @contextmanager
 def locked_store(folder: Path) -> Iterator[None]:
-    """The turn of this process; `folder` is that of the store."""
+    """Takes the lock of the store in `folder` for the length of the block."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("a+") as file:
         lock(file.fileno(), "another build or load of images")
