@@ -56,7 +56,8 @@ Clock = Callable[[], float]
 
 
 def engine_for(folder: Path, chunk: int, threads: int, **settings: Any) -> Engine:
-    """Decode rows share the budget: with their number added, a chunk is a chunk."""
+    """An engine with chunks of `chunk` prompt tokens. Decode rows share a step's budget, so the
+    number of streams is added to it."""
     config = resolved(
         EngineConfig.model_validate(
             {
@@ -73,7 +74,8 @@ def engine_for(folder: Path, chunk: int, threads: int, **settings: Any) -> Engin
 
 
 def observe(engine: Engine, prompt_tokens: int, turn: int, clock: Clock) -> Observed:
-    """Streams first; the long prompt arrives once they decode; all are dropped at the end."""
+    """The gaps of the streams during a prompt. It arrives once the streams decode, and all requests
+    are dropped at the end."""
     return observe_prompt(engine, [i % 1000 for i in range(prompt_tokens)], turn, clock)
 
 
@@ -105,7 +107,7 @@ def observe_prompt(engine: Engine, prompt: list[int], turn: int, clock: Clock) -
 
 
 def start_streams(engine: Engine, turn: int, tokens: int, clock: Clock) -> list[str]:
-    """All of them decode when it returns."""
+    """Adds the streams' requests and runs steps until all of them decode; returns their names."""
     names = [f"{turn}-{index}" for index in range(STREAMS)]
     for index, name in enumerate(names):
         engine.scheduler.add(Generate(name, [index + 1] * 64, tokens, GREEDY, ignore_eos=True))
@@ -127,7 +129,7 @@ def step(engine: Engine, clock: Clock) -> tuple[bool, set[str]]:
 def in_turns(
     engines: Mapping[str, Engine], prompt: int, turns: Iterable[int], clock: Clock
 ) -> Runs:
-    """Each engine once a turn; the first turn warms up."""
+    """Runs each engine once a turn; the first turn is a warm-up."""
     runs: Runs = {kind: [] for kind in engines}
     for turn in turns:
         for kind, engine in engines.items():
@@ -137,7 +139,7 @@ def in_turns(
 
 
 def learn(engine: Engine, prompt: int, clock: Clock) -> None:
-    """The engine finds out what its steps take."""
+    """Runs turns that are not measured, until the engine has learnt how long its steps take."""
     turn = steps = 0
     while steps < LEARNING_STEPS:
         turn -= 1
@@ -183,7 +185,8 @@ def main() -> None:
 
 
 def summarise(runs: Runs) -> float:
-    """Medians over the turns, of each turn's worst and 99th-percentile gap; returns a step."""
+    """Reports medians over the turns, of each turn's worst and 99th-percentile gap; returns the
+    seconds of a mixed step."""
     one_step = statistics.median(s for run in runs["chunked"] for s in run.steps)
     report("interference.mixed_step", 1000 * one_step, "ms")
     for kind, observed in runs.items():
@@ -199,8 +202,8 @@ def summarise(runs: Runs) -> float:
 
 
 def compare(runs: Runs, target: float) -> None:
-    """The chosen chunk against the best fixed one, of those whose gaps keep the target too. A gap
-    counts in all turns together: so many are needed for a 99th percentile."""
+    """Reports the chosen chunk against the best fixed chunk whose gaps keep the target too. The
+    gaps of all turns count together, since a 99th percentile needs that many."""
     p99 = {
         kind: percentile_99([g for run in seen for g in run.gaps]) for kind, seen in runs.items()
     }

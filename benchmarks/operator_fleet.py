@@ -32,7 +32,7 @@ NODES = 10
 CAPACITY = {"cpu": "100k", "memory": "1Pi", "pods": "1M", "ephemeral-storage": "1Pi"}
 """Room on one node, which is never what a pod waits for."""
 AT_ONCE = 8
-"""Requests of ours in flight, so that it is not the client that is measured."""
+"""Our requests in flight: enough that the client is not the bottleneck."""
 POLL_SECONDS = 3.0
 
 
@@ -42,7 +42,7 @@ class Size:
 
     services: int
     pods_per_service: int
-    """The router's and the engines'."""
+    """Pods of the router and of the engines."""
 
     @property
     def engines(self) -> int:

@@ -32,9 +32,9 @@ class SingleSetting:
     """Scenes on which it keeps what can be demanded, of `scenes`."""
     scenes: int
     both_kept: int
-    """Scenes on which ours keeps it, too."""
+    """Scenes on which our rule keeps what can be demanded, too."""
     hours_by_ours: float
-    """Geometric mean, of those scenes."""
+    """Geometric mean of its replica hours by ours, over the scenes that both keep."""
 
 
 def single_setting(policy: str, results: Sequence[Result], as_ours: bool = True) -> SingleSetting:
@@ -133,7 +133,7 @@ def _by_single(single: SingleSetting) -> str:
 
 
 def _attainment(result: Result) -> float:
-    """Below 0, as more is better."""
+    """Our share of answers in time, negated because more is better."""
     return -result.ours.outcome.attainment
 
 

@@ -87,7 +87,7 @@ def stored(model: str, tokens: int) -> Figure:
 
 
 def layout(pages: Tensor, offsets: Tensor) -> TokenLayout:
-    """Only where tokens go is looked at."""
+    """A layout with pages and offsets alone: the kernels read nothing else of it."""
     none, numbers = pages[:0], RowNumbers(*[np.zeros(0, np.int64)] * 3)
     return TokenLayout(pages, offsets, none, none, none, none, 0, numbers)
 
@@ -258,7 +258,7 @@ def main() -> int:
             try:
                 taken[way] = round(1e6 * seconds(call), 2)
             except Exception as error:
-                # A library that cannot do it here leaves the others' figures.
+                # A library that fails here does not stop the figures of others.
                 taken[way] = f"{type(error).__name__}: {str(error)[:200]}"
         ours = taken.pop("ours")
         assert isinstance(ours, float), ours
