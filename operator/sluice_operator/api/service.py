@@ -47,7 +47,8 @@ from sluice_operator.api.scaling import (
 from sluice_operator.api.template import PodTemplate
 
 MAX_NAME: Final = 40
-"""The longest derived name is NAME-prefill-<10 digits of a hash>, and must fit a DNS label."""
+"""Longest name of a service: the longest derived name, NAME-prefill-<10 digits of a hash>, must fit
+a DNS label."""
 Mode = Literal["Mixed", "Disaggregated"]
 """Mixed: every engine does prefill and decode. Disaggregated: a pool for each."""
 
@@ -72,9 +73,9 @@ class InferenceServiceSpec(ApiModel):
         ge=0,
         le=MAX_REPLICAS,
         json_schema_extra=left_out(
-            "1; with autoscaling, what that decides; chosen, with gpuBudget beside prefill"
+            "1; decided by autoscaling where that is set; chosen with gpuBudget and prefill"
         ),
-        description="Number of engines; of those that decode, beside prefill. Not beside "
+        description="Number of engines; with prefill, of those that decode. Not together with "
         "autoscaling.minReplicas. 0: no engine of either pool.",
     )
     accelerator: AcceleratorSpec | None = Field(
@@ -111,7 +112,8 @@ class InferenceServiceSpec(ApiModel):
         default=None, description="Where spans of requests go; left out: nowhere."
     )
     metrics: MetricsSpec | None = Field(
-        default=None, description="What engines report to Prometheus beside their own metrics."
+        default=None,
+        description="Metrics that engines report to Prometheus in addition to their own.",
     )
     paused: bool = Field(
         default=False,
@@ -195,12 +197,12 @@ class InferenceServiceSpec(ApiModel):
         )
 
     def _numbers(self, role: Role) -> tuple[int | None, PoolAutoscaling | None]:
-        """The fixed number of engines of a role, or between which numbers it moves; without
+        """The fixed number of engines of a role, or the limits between which it moves; without
         either, it is 1."""
         return (0, None) if self.replicas == 0 else self._numbers_when_started(role)
 
     def _numbers_when_started(self, role: Role) -> tuple[int | None, PoolAutoscaling | None]:
-        """The numbers of a role, as if `replicas: 0` did not stop both pools."""
+        """The fixed number and limits of a role, as if `replicas: 0` did not stop both pools."""
         if self.chooses_split:
             return None, self._part_of_budget(role)
         limits = self.autoscaling.limits if self.autoscaling else None
@@ -211,8 +213,8 @@ class InferenceServiceSpec(ApiModel):
         return None, limits
 
     def limits_when_started(self, role: Role) -> PoolAutoscaling | None:
-        """The numbers between which a role's engines move, also while `replicas: 0` stops them;
-        None: theirs is fixed."""
+        """The limits between which a role's engines move, even while `replicas: 0` stops them;
+        None: their number is fixed."""
         return self._numbers_when_started(role)[1]
 
     @property
@@ -228,7 +230,7 @@ class InferenceServiceSpec(ApiModel):
 
     @property
     def shares_budget(self) -> bool:
-        """Whether two pools share a budget, within which no section says how they move."""
+        """Whether two pools share a budget, and no limits of the top level split it."""
         scaling = self.autoscaling
         return (
             self.prefill is not None
@@ -249,7 +251,8 @@ class InferenceServiceSpec(ApiModel):
         )
 
     def _part_of_budget(self, role: Role) -> PoolAutoscaling:
-        """The range of a role: one engine at least, and at most what one of the other leaves."""
+        """The limits of a role: at least one engine, and at most those for which one engine of the
+        other role leaves GPUs."""
         others = sum(self._gpus(other) for other in self.roles if other is not role)
         left = (self.gpu_budget or 0) - others
         most = min(MAX_REPLICAS, max(1, left // max(1, self._gpus(role))))
@@ -268,12 +271,13 @@ class InferenceServiceSpec(ApiModel):
         return tuple(f"spec.{name}" for name in given if getattr(self.prefill, name) is None)
 
     def place(self, role: Role, section: str) -> str:
-        """The path at which a user has written, or would write, `section` of a role's pool."""
+        """The path of `section` of a role's pool, where a user wrote it or would write it."""
         is_own = self.prefill is not None and getattr(self.prefill, section) is not None
         return f"{section_of(role) if is_own else 'spec'}.{section}"
 
     def engine_place(self, role: Role, key: str) -> str:
-        """The path above `key`, an engine setting of a role that a user wrote or would write."""
+        """The path above `key`, an engine setting of a role, where a user wrote it or would write
+        it."""
         own = self.prefill.engine if role is Role.PREFILL and self.prefill else None
         is_own = own is not None and getattr(own, to_snake(key.split(".")[0]), None) is not None
         return "spec.prefill.engine" if is_own else "spec.engine"
