@@ -75,9 +75,9 @@ class LostField(NamedTuple):
     path: str
     """A text for a person: `spec.template.spec.containers[router].image`."""
     value: Any
-    """The owner's."""
+    """The value that the owner has applied."""
     managers: tuple[str, ...]
-    """The managers that own it now; empty where it was removed."""
+    """The managers that own the field now; empty where it was removed."""
 
 
 def lost_fields(desired: Manifest, live: Manifest, subresource: str = "") -> tuple[LostField, ...]:
@@ -134,7 +134,7 @@ def _item_key(owned: FieldSet, item: Any) -> str:
 
 
 def _has(item: Mapping[str, Any], identity: Mapping[str, Any]) -> bool:
-    """Whether it is the item with these key fields; one that has a default may be left out."""
+    """Whether `item` has these key fields; key fields with a default may be left out."""
     return all(item.get(name, value) == value for name, value in identity.items())
 
 
@@ -169,8 +169,8 @@ def managers_of(live: Manifest, name: str) -> frozenset[str]:
 
 
 def _part(owned: FieldSet, live: Any, *, atomic_maps: bool) -> Any:
-    """The part of `live` that is in `owned`, in the order of `live`. A map that is owned without
-    its fields is atomic, and owned as a whole, or was applied empty."""
+    """The part of `live` that is in `owned`, in the order of `live`. If a map is owned without its
+    fields, it was applied empty or, with `atomic_maps`, is owned as a whole."""
     below = {key: inner for key, inner in owned.items() if key != "."}
     if not below:
         return {} if isinstance(live, Mapping) and not atomic_maps else live
@@ -193,6 +193,6 @@ def _items(owned: FieldSet, live: list[Any], atomic_maps: bool) -> Iterator[Any]
 
 
 def _named(key: str) -> tuple[bool, Any]:
-    """Whether a list item is identified by its key fields or by its value, and these."""
+    """Whether a list item is identified by its key fields, and the key fields or the value."""
     kind, _, text = key.partition(":")
     return kind == "k", json.loads(text)

@@ -58,7 +58,8 @@ def changed_fields(desired: Manifest, live: Manifest, manager: str) -> tuple[str
 
 
 def _upper_fields(body: Manifest) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The fields of metadata, spec and other sections; other values are fields themselves."""
+    """Paths and values: the fields of metadata, spec and other sections, and values without a
+    section."""
     for section, value in body.items():
         if isinstance(value, dict):
             yield from (((section, name), below) for name, below in value.items())

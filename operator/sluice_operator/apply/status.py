@@ -39,7 +39,8 @@ class WritePace:
         """Time of the last write of each status, by the object's uid; the oldest first."""
 
     def wait_seconds(self, live: Manifest, status: Manifest) -> float:
-        """How long `status` has to wait, in place of `live`'s; 0: not at all."""
+        """Seconds for which `status` has to wait before it replaces `live`'s; 0: it need not
+        wait."""
         written, before = self._written.get(live["metadata"]["uid"]), live.get("status") or {}
         if written is None or status == before or without_counts(status) != without_counts(before):
             return 0.0
