@@ -117,7 +117,7 @@ def _differ(before: ScaledService, now: ScaledService) -> bool:
 
 
 def _offset_seconds(key: Key) -> float:
-    """When a service is first looked at: not all at once."""
+    """Delay of a service's first tick, which spreads services over the tick's period."""
     return TICK_SECONDS * (zlib.crc32(str(key).encode()) % 1024) / 1024
 
 
