@@ -53,7 +53,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def as_text(line: JournalLine) -> str:
-    """When, how many engines each pool has and gets, why."""
+    """A line for people: time, present and new engines of each pool, and the reason."""
     pools = ", ".join(
         f"{role} {pool.current}" + (f" → {pool.desired}" if pool.desired != pool.current else "")
         for role, pool in line.decision.pools.items()
