@@ -64,8 +64,8 @@ class StoreReader:
         return replace(self, always_fetched=frozenset(DECISIVE))
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Manifest | None:
-        """Like `ApiClient.get`. Children are watched by a label that may be lost, so one that the
-        store lacks may still exist: it is always asked for."""
+        """The object, as from `ApiClient.get`. Children are watched by a label that may be lost, so
+        an object that the store lacks may still exist: it is always asked for."""
         if kind in RECONCILED and self._is_in_memory(kind, namespace):
             return self.objects[kind].get(namespace, name)
         item = await self.client.get(kind, namespace, name)

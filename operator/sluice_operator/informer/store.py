@@ -21,15 +21,13 @@ from sluice_operator.kube.errors import OperatorError
 from sluice_operator.kube.kinds import POD, Kind, Manifest
 
 REMEMBERED_DELETIONS: Final = 4096
-"""The answer to our own write may come after the event that the object is gone.
-
-The delay is at most that of the requests in flight.
-"""
+"""Deletions that are remembered: the answer to our own write may come after the event that the
+object is gone. The delay is at most that of the requests in flight."""
 COMPRESSION: Final = 1
 """The fastest level; objects are mostly repetitions."""
 
 _DECODER: Final = msgspec.json.Decoder(Manifest)
-"""Made once: making it takes a sixth of the time to unpack an object."""
+"""The decoder of objects, made once: making it takes a sixth of the time to unpack an object."""
 
 Place = tuple[str, str]
 """Namespace and name."""
@@ -54,7 +52,7 @@ class _Entry(NamedTuple):
 
 class _Deletion(NamedTuple):
     number: int
-    """The version at which nothing was there."""
+    """Latest version at which the object is known to be absent."""
     order: int
 
 
@@ -148,7 +146,7 @@ class Objects:
                 yield place, entry.version
 
     def _emptied_at(self, place: Place) -> int:
-        """The last version at which nothing is known to have had this place."""
+        """Latest version at which this place is known to have been empty."""
         listed = (self._listed.get(namespace, 0) for namespace in (None, place[0]))
         deletion = self._gone.get(place)
         return max(0 if deletion is None else deletion.number, *listed)
@@ -164,7 +162,7 @@ class Objects:
             return listed_since is not None or version.number > self._emptied_at(place)
         if listed_since is None or entry.order > listed_since:
             return version.number > entry.version.number
-        # A version may have been given twice: before a backup was restored, and after.
+        # Before and after a restored backup, one version may stand for two states.
         return entry.version != version or entry.packed != _packed(self.kind, item)
 
     def _keep(self, place: Place, version: Version, item: Mapping[str, Any]) -> None:
