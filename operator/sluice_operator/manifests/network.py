@@ -17,7 +17,7 @@ from sluice_operator.kube.kinds import NETWORK_POLICY, SERVICE, Manifest
 from sluice_operator.manifests.metadata import ENGINE, ROUTER, Owner, selector_labels
 
 MONITORING_LABEL: Final = f"{labels.GROUP}/monitoring"
-"""A namespace that carries it with the value `true` may read metrics and load reports."""
+"""Label of namespaces that may read metrics and load reports, with the value `true`."""
 
 NAMESPACE_LABEL: Final = "kubernetes.io/metadata.name"
 OPERATOR_NAMESPACE: Final = "sluice-system"
@@ -40,7 +40,8 @@ def front_service(owner: Owner) -> Manifest:
 
 def pool_service(owner: Owner, role: Role) -> Manifest:
     """The headless Service whose EndpointSlices list the ready engines for the routers. It
-    publishes ready addresses only; that is the default, which the API server would not store."""
+    publishes ready addresses only: that is the default, and is left out because the API server does
+    not store it."""
     port = {"name": "http", "port": ports.ENGINE_HTTP, "targetPort": "http", "protocol": "TCP"}
     return owner.child(SERVICE, f"{owner.service}-{role}", ENGINE, role) | {
         "spec": {
@@ -68,7 +69,7 @@ def router_policy(
 ) -> Manifest:
     """Flows of the routers. In: requests from anyone; metrics and load for monitoring and the
     operator. Out: engines, DNS, the API server, and spans to `collector`, a port in monitoring. A
-    policy cannot name the API server, only its ports, which are those behind its Service."""
+    policy cannot name the API server, only the ports that it listens on behind its Service."""
     ingress = [
         {"ports": [policy_port(ports.ROUTER_HTTP)]},
         {
@@ -184,8 +185,9 @@ def policy_port(number: int, protocol: str = "TCP") -> Manifest:
 
 
 DNS_PORTS: Final = (53, 5353)
-"""A policy sees the port of the pod that answers: on OpenShift 5353, behind the Service's 53."""
+"""Ports of DNS. A policy sees the port of the pod that answers: 53 or, on OpenShift, 5353 behind
+the Service's 53."""
 DNS: Final[Manifest] = {
     "ports": [policy_port(port, protocol) for port in DNS_PORTS for protocol in ("UDP", "TCP")]
 }
-"""Anybody who answers there."""
+"""Flow to DNS servers anywhere."""

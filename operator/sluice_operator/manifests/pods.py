@@ -85,7 +85,7 @@ def bringing_resources(resources: Resources | None) -> Manifest:
 
 
 def spread(selector: dict[str, str]) -> list[Manifest]:
-    """Prefer another node for each pod."""
+    """A preference to put each pod on another node."""
     return [
         {
             "maxSkew": 1,

@@ -26,7 +26,7 @@ from sluice_operator.manifests.metadata import ROUTER, Owner
 SERVICE: Final = re.sub(r"[^a-zA-Z0-9_]", "_", labels.SERVICE)
 """Prometheus' spelling of the target label that names the service."""
 MISSED: Final = "sluice:slo_missed:ratio_rate"
-"""Recorded series, with the window behind it: share of what missed the promise `slo`."""
+"""Recorded series, followed by the window: the share of answers that missed the promise `slo`."""
 MAX_FAILED: Final = 0.001
 """Share of the answers that may fail or break off."""
 REQUESTS: Final = "sluice_router_requests_total"
@@ -126,7 +126,7 @@ def _promises(slo: Slo) -> Iterator[Promise]:
             f"first tokens come later than {slo.ttft_milliseconds} ms",
             "Time to first token",
             slo.ttft_milliseconds / 1000,
-            # As the router sees it, what waits there included; engines count from later on.
+            # The router's times include waiting there; engines begin to count later.
             (
                 Timed("sluice_router_first_byte_seconds", 'answer="stream"'),
                 Timed("sluice_time_to_first_token_seconds"),
