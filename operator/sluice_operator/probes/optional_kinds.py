@@ -1,7 +1,8 @@
 """Kinds that a cluster may lack: which of them the API server serves now, and lets us list.
 
-It is asked at most once a minute, so a kind or a right added later is used without a restart. Only
-its watch needs a restart of the process. Plans leave out objects of absent kinds.
+The API server is asked at most once a minute, so a kind or a right added later is used without a
+restart. Only watching a new kind needs a restart of the process. Plans leave out objects of absent
+kinds.
 """
 
 from __future__ import annotations
