@@ -67,13 +67,13 @@ def scaled_service(observed: ServiceObserved, plan: ServicePlan) -> ScaledServic
 
 
 def _former_spec(children: Children, former: Former) -> InferenceServiceSpec | None:
-    """The last spec with the `former` pools; None: nothing is known of how they are scaled."""
+    """The last spec with the `former` pools; None: their scaling is unknown."""
     roles = {pool["spec"]["role"] for pool in former.pools}
     return revisions_of(children).spec_with(roles)
 
 
 def scaling_settings(spec: InferenceServiceSpec) -> Settings:
-    """Scaling settings of the spec; `pools` has those whose number of engines moves."""
+    """Scaling settings of the spec; `pools` has those with limits."""
     scaling, slo = spec.autoscaling or AutoscalingSpec(), spec.slo or Slo()
     target = scaling.target or AutoscalingTarget()
     return Settings(

@@ -106,7 +106,7 @@ def _without_image(images: Images, spec: InferenceServiceSpec, role: Role) -> It
     if spec.engine_of(role).image or images.engine_of(accelerator):
         return
     assert accelerator is not None
-    # An image of the top level would be that of both pools.
+    # An image at the top level is used by both pools.
     section = "spec" if spec.accelerator is not None else spec.pool(role).accelerator_section
     field = f"{section}.engine.image"
     resource = resource_name(accelerator)
@@ -137,8 +137,8 @@ def _at_metrics_port(spec: InferenceServiceSpec, role: Role) -> Iterator[Refusal
 def _not_shared(
     spec: InferenceServiceSpec, settings_of: Mapping[Role, Settings], shared: Settings
 ) -> Iterator[Refusal]:
-    """Refusals of settings in which the pools of a service must agree and do not, be they in
-    contradiction with others or not."""
+    """Refusals of settings in which the pools of a service must agree and do not, even if other
+    settings contradict each other, too."""
     values = {
         role: _agreed_values(spec, role, settings_of.get(role), shared) for role in spec.roles
     }
@@ -196,7 +196,7 @@ def _of_handover(spec: InferenceServiceSpec) -> Iterator[Refusal]:
 
 
 def _of_wire(path: str, transfer: KvTransfer) -> Iterator[Refusal]:
-    """A backend reads over its own protocols, and only RDMA needs devices."""
+    """Refusals of a protocol that the backend does not have, and of devices without RDMA."""
     if (error := wire_error(path, transfer.backend_or_default, transfer.protocol)) is not None:
         yield Refusal(INVALID, error.key, str(error))
     if transfer.protocol == "rdma":
@@ -210,7 +210,7 @@ def _of_wire(path: str, transfer: KvTransfer) -> Iterator[Refusal]:
 def _against_accelerator(
     spec: InferenceServiceSpec, role: Role, settings: Settings
 ) -> Iterator[Refusal]:
-    """Tensor parallelism takes all GPUs of an engine."""
+    """Refusals of tensor parallelism over fewer or more GPUs than an engine has."""
     accelerator, size = spec.pool(role).accelerator, settings["tensor_parallel_size"].value
     if accelerator is not None and size != (count := gpu_count(accelerator)):
         path = f"{spec.engine_place(role, 'tensorParallelSize')}.tensorParallelSize"
