@@ -55,7 +55,7 @@ class Daemon:
             time.sleep(POLL_SECONDS)
 
     def kill(self) -> None:
-        """SIGKILL, and returns when it is gone; harmless when it was not running."""
+        """Sends SIGKILL, and returns when the process is gone; harmless if it was not running."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()

@@ -33,13 +33,13 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a result is true of."""
+    """The conditions under which a result holds."""
 
     device: str
     sources: str
     """`sources_digest`"""
     scale: str = "1"
-    """SLUICE_BENCH_SCALE: a first look is not the run."""
+    """Value of SLUICE_BENCH_SCALE: results of another scale do not count."""
 
 
 def sources_digest(root: Path) -> str:

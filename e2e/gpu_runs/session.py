@@ -54,7 +54,8 @@ def run_session(
     run: Callable[[Case, float], Outcome],
     clock: Callable[[], float],
 ) -> Session:
-    """`run` runs a case for so many seconds at most, and keeps its outcome."""
+    """Runs the cases while there is time. `run` runs one for at most so many seconds, and keeps its
+    outcome."""
     ends = clock() + seconds
     passed, failed, left = list[str](), list[str](), list[str]()
     for case in cases:

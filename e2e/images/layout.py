@@ -61,7 +61,7 @@ class ImageLayout:
                     archive.add(self._path(digest), f"blobs/sha256/{_hex(digest)}")
 
     def drop_older(self, name: str) -> None:
-        """Forgets the other tags of `name`'s image, and deletes the blobs that only they had."""
+        """Forgets the other tags of `name`'s image, and deletes blobs that no other image uses."""
         image = name.rpartition(":")[0]
         kept = [
             entry

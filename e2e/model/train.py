@@ -29,7 +29,8 @@ from e2e.model.tasks import ALPHANUMERIC, PRINTABLE, TASKS, Dialogue, copy_dialo
 IGNORED = -100
 
 
-# How often a row is of which task. Sums have the shortest answers and are learned last.
+# Tasks of the rows, drawn with these frequencies. Sums have the shortest answers and are learned
+# last.
 FIRST_MIX = ("copy", "text", "lookup", "add", "add")
 LAST_MIX = ("copy", "copy", "text", "lookup", "add", "add", "add", "add")
 EVEN_MIX = ("copy", "copy", "copy", "text", "lookup", "add", "add", "add")
@@ -147,7 +148,8 @@ class Progress:
 
 
 def train_step(model: Qwen3ForCausalLM, batch: Batch) -> tuple[float, Tensor]:
-    """Leaves gradients; returns the mean loss and the wrong answer tokens per row [rows]."""
+    """Computes gradients, which stay; returns the mean loss and the wrong answer tokens per row
+    [rows]."""
     labelled = batch.labels != IGNORED
     with torch.autocast("cpu", torch.bfloat16):
         hidden = model.model(input_ids=batch.tokens, use_cache=False).last_hidden_state
@@ -180,7 +182,7 @@ def save_weights(model: Qwen3ForCausalLM, folder: Path) -> None:
 
 
 def rates(stages: Sequence[Stage]) -> Iterator[tuple[Stage, float]]:
-    """One item a step: its stage and its share of the full learning rates."""
+    """For each step: its stage and its share of the full learning rates."""
     step = 0
     for stage in stages:
         start, end = stage.rates

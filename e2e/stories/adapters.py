@@ -1,4 +1,4 @@
-"""Adapters of the small model: random ones, so large that every answer is another.
+"""Random adapters of the small model, so large that they change every answer.
 
 Standard library only, since the hub's pod makes its own. Knows no cluster.
 """

@@ -40,7 +40,7 @@ class Chart:
         self._helm("upgrade", self._chart, "--reset-then-reuse-values", *given, *_WAIT)
 
     def test(self) -> str:
-        """What `helm test` prints, the log of its pod included."""
+        """Output of `helm test`, including the log of its pod."""
         return self._helm("test", "--logs", "--timeout", "2m")
 
     def uninstall(self) -> None:

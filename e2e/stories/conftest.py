@@ -75,7 +75,7 @@ def gpu_node(kubectl: Kubectl) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def installed_images(kubectl: Kubectl) -> dict[str, str]:
-    """What the operator's environment names: variable → image."""
+    """Images in the operator's environment: variable → image."""
     deployment = kubectl.get("deployment", "sluice-operator", "-n", OPERATOR_NAMESPACE)
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     return {

@@ -27,7 +27,7 @@ FOLDER_IN_BUCKET: Final = "sluice/tiny"
 REPOSITORY: Final = "sluice/tiny"
 ADAPTERS: Final = ("sluice/poems", "sluice/law")
 FILES_URL: Final = f"http://hub-files.default.svc:{HUB_PORT}"
-"""Files of LFS are on another host than the hub itself."""
+"""URL of the hub's files: files of LFS are on another host than the hub itself."""
 SETTABLE: Final = frozenset({"revisions", "refusals", "token", "ends_after", "damage"})
 
 
@@ -50,7 +50,7 @@ class _State(BaseHTTPRequestHandler):
         return self._tell()
 
     def _body(self) -> bytes:
-        """kubectl sends chunks."""
+        """The request's body, which kubectl sends in chunks."""
         if length := self.headers["Content-Length"]:
             return self.rfile.read(int(length))
         pieces = []
@@ -60,7 +60,7 @@ class _State(BaseHTTPRequestHandler):
         return b"".join(pieces)
 
     def log_message(self, *_: object) -> None:
-        """Nothing on stderr."""
+        """Logs nothing."""
 
     def _tell(self) -> None:
         hub = self.hub

@@ -48,7 +48,7 @@ class LongAnswer:
         return busy
 
     def text(self) -> str:
-        """The whole answer; fails where the stream was not whole."""
+        """The whole answer; fails if the stream broke off."""
         self._thread.join(HUNG_SECONDS)
         assert self._ends == ["[DONE]"], self._ends
         return "".join(self._text)

@@ -1,4 +1,4 @@
-"""A small model with as many bytes as a large one: weights with a tensor that no model asks for.
+"""A small model with as many bytes as a large one: its weights have a tensor that no model reads.
 
 Standard library only, since the hub's pod makes its own.
 """
@@ -23,7 +23,7 @@ def padded_model(folder: Path, more_bytes: int) -> dict[str, bytes]:
 
 
 def padded(weights: bytes, more_bytes: int) -> bytes:
-    """The safetensors file `weights` with so many random bytes after its tensors."""
+    """The safetensors file `weights` with `more_bytes` random bytes after its tensors."""
     start = LENGTH_BYTES + int.from_bytes(weights[:LENGTH_BYTES], "little")
     header, tensors = json.loads(weights[LENGTH_BYTES:start]), weights[start:]
     header["padding"] = {

@@ -38,8 +38,8 @@ class Ramp:
     seed: int
 
     def arrivals(self) -> Iterator[float]:
-        """Seconds after the beginning, in order: unit exponentials are the gaps between expected
-        counts, and `at` is when so many are expected."""
+        """Seconds after the beginning, in order. The gaps between expected counts are unit
+        exponentials; `at` is the time at which a count is expected."""
         draw, expected = random.Random(self.seed), 0.0
         rise = (self.last_rate - self.first_rate) / self.seconds
         while True:
@@ -90,7 +90,7 @@ async def _answers(url: str, ramp: Ramp, tokens: int) -> list[Answer]:
 
 
 def client_of(url: str) -> openai.AsyncOpenAI:
-    """A client that asks once."""
+    """A client without retries."""
     return openai.AsyncOpenAI(
         base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=HUNG_SECONDS
     )
@@ -116,10 +116,11 @@ async def ask(client: openai.AsyncOpenAI, words: dict[str, Any]) -> Answer:
 
 
 class Hindsight:
-    """What the requests needed, by the times that their clients measured."""
+    """The engines that the requests needed, by the times that their clients measured."""
 
     def __init__(self, asked: Sequence[Answer], rows: int, start_seconds: float) -> None:
-        """`rows`: requests that an engine holds at once; `start_seconds`: of an engine."""
+        """`rows`: requests that an engine holds at once; `start_seconds`: seconds of an engine's
+        start."""
         self._asked = asked
         self._rows = rows
         self._start_seconds = start_seconds

@@ -28,7 +28,7 @@ GROWN_SECONDS = 180
 SHRUNK_SECONDS = 420
 BURST_CLIENTS = 24
 BUSY = {"maxRunningRequests": 4, "drainSeconds": 30}
-"""Few at once, so that a burst queues on a small machine too."""
+"""Engine settings with few running requests, so that a burst queues on a small machine too."""
 EAGER = {"target": {"queueMilliseconds": 200, "prefillQueue": 2, "decodeQueue": 2}}
 
 

@@ -39,7 +39,7 @@ def empty_cluster() -> Iterator[Cluster]:
 
 
 def answer(cluster: Cluster) -> str:
-    """What the sample says to the prompt of `make up`."""
+    """The sample's answer to the prompt of `make up`."""
     with reach(cluster, NAMESPACE, SERVICE) as url:
         return "".join(stream_completion(url, MODEL, PROMPT, max_tokens=64))
 

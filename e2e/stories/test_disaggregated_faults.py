@@ -33,7 +33,8 @@ from e2e.stories.service import MODEL, NAMESPACE, Service, chat_service, disaggr
 
 IDLE_SECONDS = 30
 ABORTED_SECONDS = 2
-"""The answer would take longer; each look at an engine is a program of its own."""
+"""Seconds in which engines must drop a request; its answer would take longer. Each look at an
+engine starts a program."""
 REPLACED_SECONDS = 120
 RETRIES = "sluice_router_retries_total"
 RESUMED = "sluice_router_streams_resumed_total"
@@ -49,7 +50,7 @@ class Apart:
         self.service = Service(kubectl, "apart")
 
     def apply(self, prefill: int = 2, decode: int = 2, **engine: Any) -> None:
-        """Returns when the service is as wanted."""
+        """Applies two pools; returns when the service is as the spec asks."""
         manifest = disaggregated_service(
             "apart", prefill, decode, engine=ENGINE | engine, router={"replicas": 2}
         )
@@ -70,7 +71,7 @@ class Apart:
         return sum(metric(self.kubectl, pod, name, ROUTER_METRICS) for pod in self.routers())
 
     def waiting_for_prefill(self) -> int:
-        """Requests on the decode engines whose prompt is not there yet."""
+        """Requests on the decode engines whose prompt has not arrived yet."""
         reports = [load_report(self.kubectl, engine) for engine in self.engines(Role.DECODE)]
         return sum(
             report.figures.queues.prealloc + report.figures.queues.transfer for report in reports
@@ -95,7 +96,7 @@ class Apart:
         )  # fmt: skip
 
     def evict(self, pod: str) -> bool:
-        """False when the disruption budget says: not now."""
+        """Evicts a pod; False if the disruption budget does not allow it now."""
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
         path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}/eviction"
         try:
@@ -159,7 +160,7 @@ def test_another_pair_goes_on_where_a_killed_decode_engine_was(apart: Apart, url
 
 
 def test_an_engine_of_each_pool_is_killed_with_requests_in_it(apart: Apart, tally: Tally) -> None:
-    """Prompts are computed by another pair, and another pair goes on with answers."""
+    """Another pair computes the prompts, and another pair continues the answers."""
     prefill, decode = (apart.engines(role)[0] for role in ROLES)
     retries, resumed = apart.counted(RETRIES), apart.counted(RESUMED)
     prefill.freeze()
@@ -276,7 +277,8 @@ def test_the_mode_is_switched_to_mixed_and_back(apart: Apart, tally: Tally) -> N
 
 @pytest.mark.full
 def test_a_pool_without_an_engine_is_named(apart: Apart, url: str) -> None:
-    """Requests wait a while, then say which pool; decode never computes a prompt instead."""
+    """Requests wait a while; their errors then name the pool. Decode engines never compute a prompt
+    instead."""
     prompt, copied = make_prompt("copy", 64, seed=1)
     body = {"model": MODEL, "prompt": prompt, "max_tokens": 80, "temperature": 0}
     apart.apply(prefill=0)

@@ -42,7 +42,8 @@ QUOTA: Final = {
     "limits.memory": "16Gi",
     "pods": "4",
 }
-"""A pod is admitted only if all its containers have requests and limits of cpu and memory."""
+"""A quota that admits a pod only if all its containers have requests and limits of cpu and
+memory."""
 IN_QUOTA: Final[dict[str, Any]] = {
     "requests": {"cpu": "50m", "memory": "256Mi"},
     "limits": {"cpu": "4", "memory": "2Gi"},
@@ -76,7 +77,7 @@ def quota(cluster: Cluster, kubectl: Kubectl, installed_images: dict[str, str]) 
 
 @pytest.fixture
 def make(kubectl: Kubectl, hub: Hub) -> Iterator[Callable[[dict[str, Any]], Service]]:
-    """Applies a manifest; its service is deleted after the story. The hub is as at first."""
+    """Applies a manifest; its service is deleted after the story, and the hub is reset."""
     first = hub.revisions()
     hub.set(token=None)
     made: list[Service] = []
@@ -172,7 +173,8 @@ def test_two_engines_of_a_bucket_s_model_share_one_download(
 def test_a_quota_of_requests_and_limits_admits_what_brings_the_model(
     cluster: Cluster, kubectl: Kubectl, quota: str, make: Callable[[dict[str, Any]], Service]
 ) -> None:
-    """Jobs that fill a claim pass by defaults, engines that download by `model.resources`."""
+    """The quota admits Jobs that fill a claim with default resources, and engines that download
+    with `model.resources`."""
     router = {"replicas": 1, "resources": IN_QUOTA}
 
     def within(**more: Any) -> dict[str, Any]:

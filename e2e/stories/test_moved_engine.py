@@ -65,7 +65,7 @@ def test_an_engine_moves_to_the_other_pool_under_load(
 
 
 def scaled(prefill: int, decode: int) -> dict[str, Any]:
-    """The service with pools of a size that the operator's autoscaler keeps."""
+    """The service with pools of these sizes, which the operator's autoscaler keeps."""
     made = disaggregated_service("moved", prefill, decode, engine=ENGINE)
     for section in (made["spec"], made["spec"]["prefill"]):
         size = section.pop("replicas")

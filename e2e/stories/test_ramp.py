@@ -49,7 +49,7 @@ MORE_ENGINES: Final = 1
 STATUS_SECONDS: Final = 300.0
 """Seconds of answers that `status.scaling.inTimePercent` counts."""
 STATUS_TOLERANCE_PERCENT: Final = 1.0
-"""Answers at both ends of those five minutes count on one side alone."""
+"""Tolerance for answers at both ends of those five minutes, which only one side counts."""
 FROM_TO: Final = re.compile(r"replicas from (\d+) to (\d+)")
 
 
@@ -68,7 +68,7 @@ def ramp_service() -> dict[str, Any]:
 
 @pytest.fixture
 def scaled(kubectl: Kubectl) -> Iterator[Scaled]:
-    """The service with one engine, and what paces it."""
+    """The service with one engine, and the ConfigMap that paces its engines."""
     scaled = Scaled(kubectl, NAME)
     with pace_in_config_map(kubectl, NAME):
         scaled.service.apply(ramp_service())
@@ -102,7 +102,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def latencies(asked: Sequence[Answer]) -> dict[str, Any]:
-    """What the clients saw."""
+    """Latencies as the clients measured them."""
     firsts = [answer.ttft_seconds for answer in asked]
     return {
         "requests": len(asked),
@@ -129,8 +129,8 @@ def engines(hindsight: Hindsight, sizes: Sizes) -> dict[str, Any]:
 
 
 def shares_in_time(asked: Sequence[Answer], scaling: dict[str, Any]) -> dict[str, Any]:
-    """What the status says of the last five minutes before it was written, and what the clients
-    say of them."""
+    """Shares of answers in time in the last five minutes before the status was written: by the
+    status, and by the clients."""
     written = unix_seconds(scaling["time"])
     lately = [answer for answer in asked if written - STATUS_SECONDS < answer.ended <= written]
     return {

@@ -1,4 +1,5 @@
-"""A platform engineer gives teams API keys; what people wait for goes before what runs at night."""
+"""A platform engineer gives teams API keys; requests that people wait for go before nightly
+ones."""
 
 from __future__ import annotations
 

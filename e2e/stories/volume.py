@@ -1,5 +1,5 @@
-"""A claim on a folder of the node that every user may write to, for clusters of one node without a
-provisioner of volumes."""
+"""A claim for clusters of one node without a provisioner of volumes: a folder of the node that
+every user may write to."""
 
 from __future__ import annotations
 

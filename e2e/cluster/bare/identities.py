@@ -1,5 +1,5 @@
-"""The keys, certificates and kubeconfigs of a bare cluster. Knows which component connects to
-which, as which user; what each may do is Kubernetes' own RBAC."""
+"""The keys, certificates and kubeconfigs of a bare cluster. Decides which component connects to
+which, and as which user. The users' rights are Kubernetes' own RBAC."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def remove(layout: Layout) -> None:
 
 
 def finish_removal(layout: Layout) -> None:
-    """Deletes what an interrupted `remove` has left."""
+    """Deletes the remains of an interrupted `remove`."""
     if _removed(layout).exists():
         shutil.rmtree(_removed(layout))
 

@@ -30,7 +30,7 @@ class GoProgram:
 
     @property
     def packages(self) -> list[str]:
-        """All that is built, at the version."""
+        """All packages to build, with the version."""
         folder = self.package.rpartition("/")[0]
         return [f"{folder}/{name}@{self.version}" for name in (self.name, *self.beside)]
 
