@@ -124,7 +124,7 @@ def settings_on(cost: Cost, chunk_size: int) -> SchedulerSettings:
 def measured(
     folder: Path, clock: Callable[[], float], threads: int, write_cost: Path | None
 ) -> list[tuple[str, ...]]:
-    """Runs each comparison on the model, then simulates it with the cost that all steps fit."""
+    """Runs each comparison on the model, then simulates it with the cost that fits all steps."""
     from sluice_runtime.engine.build import build_engine
     from sluice_runtime.engine.sizing.plan import resolved
     from sluice_runtime.model.files import resolve
@@ -155,7 +155,7 @@ def measured(
 
 
 def overlapped(folder: Path, threads: int, turns: int = 5) -> list[tuple[str, ...]]:
-    """The engine's loop with and without the key `overlap`, in turns; of each the median run."""
+    """The engine's loop with and without `overlap`, in turns; the median run of each."""
     from benchmarks.engine_loop import run_in_loop
 
     rows: list[tuple[str, ...]] = []

@@ -1,6 +1,6 @@
-"""What `benchmarks.batching` compares: traces made from a seed, and variants of one engine.
+"""Comparisons for `benchmarks.batching`: traces made from a seed, and variants of one engine.
 
-The first variant of a comparison is what the others are set against. Knows no device.
+The others are compared with the first variant. Knows no device.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def chats(count: int, tokens: int, rate: float | None, seed: int = 0) -> Trace:
 
 
 def offline(count: int, shortest: int, longest: int) -> Trace:
-    """All there at once, in and out from one range."""
+    """Requests that are all there at once, with prompts and answers of lengths from one range."""
     draw = random.Random(0)
     sizes = [
         (draw.randint(shortest, longest), draw.randint(shortest, longest)) for _ in range(count)
@@ -95,7 +95,7 @@ def behind_a_long_prompt(prompt: int, chats: int, rate: float) -> Trace:
 
 
 def same_documents(count: int, documents: int, blocks: int, question: int, rate: float) -> Trace:
-    """Questions to a few documents: what a prefix cache is for."""
+    """Questions about a few documents, for which a prefix cache is made."""
     draw = random.Random(0)
     now, requests = 0.0, []
     for index in range(count):
@@ -108,7 +108,7 @@ def same_documents(count: int, documents: int, blocks: int, question: int, rate:
 
 
 def at_size() -> Iterator[Comparison]:
-    """Simulated."""
+    """Comparisons that are simulated at the size of a GPU."""
     static_or_not = (STATIC, CONTINUOUS)
     yield Comparison(chats(100, 50, None), {"max_running_requests": 16}, static_or_not)
     yield Comparison(chats(1_000, 50, None), {"max_running_requests": 64}, static_or_not)
@@ -142,7 +142,8 @@ def in_the_loop() -> Iterator[Comparison]:
 
 
 def padding(trace: Trace, rows: int) -> float:
-    """Share of a static batch's row-steps in which the row has ended and others of it have not."""
+    """Share of a static batch's row-steps that are wasted: the row has ended, others of the batch
+    have not."""
     outputs = [request.output_tokens for request in trace.requests]
     batches = [outputs[first : first + rows] for first in range(0, len(outputs), rows)]
     return 1 - sum(outputs) / sum(max(batch) * len(batch) for batch in batches)

@@ -68,7 +68,7 @@ class Waits:
 
 
 def observe(engine: Engine, turn: int, arrivals: list[float]) -> Waits:
-    """`arrivals`: of the others, in seconds after the long prompt's."""
+    """Waits of the long prompt and of others, which arrive at `arrivals`, in seconds after it."""
     streams = start_streams(engine, turn, 400, time.perf_counter)
     first: dict[str, float] = {}
     names = {f"{turn}-other-{index}": at for index, at in enumerate(arrivals)}
@@ -140,7 +140,7 @@ def split(turns: int, threads: int, clock: Clock) -> None:
 
 
 def simulated_split() -> None:
-    """Pages of 64 tokens, a promise of 10 ms."""
+    """Reports the split simulated at the size of a GPU: pages of 64 tokens, a promise of 10 ms."""
     cost, promise = cost_named(GPU), 0.010
     streams = [TraceRequest(index * 0.01, 2_000, 3_000) for index in range(OTHERS)]
     trace = trace_of("behind", [*streams, TraceRequest(3.0, 100_000, 20)])
@@ -177,7 +177,7 @@ def _decode_step(engine: Engine, clock: Clock) -> float:
 
 
 def _behind_cached(engine: Engine, turns: int, clock: Clock) -> list[Observed]:
-    """The first turns are not reported."""
+    """Gaps behind the cached prompt, without the turns in which the engine learns."""
     cached = [token % 1000 for token in range(CACHED_TOKENS)]
     engine.scheduler.add(Generate("cached", cached, 1, GREEDY))
     while "cached" not in step(engine, clock)[1]:
@@ -233,7 +233,7 @@ def _waits(trace: Trace, first: list[float]) -> Waits:
 
 
 def compare(where: str, runs: Mapping[str, Waits]) -> None:
-    """Each against the first of them."""
+    """Reports each run against the first one."""
     slowest = next(iter(runs.values()))
     for kind, run in runs.items():
         name = f"behind_a_long_prompt.{where}.{kind}"
@@ -247,7 +247,7 @@ def compare(where: str, runs: Mapping[str, Waits]) -> None:
 
 
 def _memory(field: str) -> float:
-    """MiB, of this process."""
+    """MiB in a field of this process's status."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field):
             return int(line.split()[1]) / 1024

@@ -61,7 +61,7 @@ def workload(count: int = 64, longest: int = 256) -> Workload:
 
 
 def write_model(folder: Path, context: int = 4096) -> None:
-    """Random weights, saved as transformers does."""
+    """Writes a model of random weights, saved by transformers."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -82,7 +82,7 @@ def write_model(folder: Path, context: int = 4096) -> None:
 
 
 def engine_for(folder: Path, threads: int) -> Engine:
-    """Scheduler and runner, without messages and HTTP."""
+    """An engine with scheduler and runner, without messages and HTTP."""
     config = resolved(
         EngineConfig.model_validate(
             {
@@ -115,7 +115,7 @@ def step(engine: Engine) -> int | None:
 
 
 def run_sluice(folder: Path, work: Workload, threads: int) -> Measured:
-    """All requests, from the first to the last token."""
+    """Figures of all requests, from the first to the last token."""
     engine = engine_for(folder, threads)
     made = 0
     with stopwatch() as measured:
@@ -127,7 +127,7 @@ def run_sluice(folder: Path, work: Workload, threads: int) -> Measured:
 
 
 def report_steps(folder: Path, work: Workload, threads: int) -> None:
-    """Mixed steps of a chunk each, then decode steps of all requests half way through."""
+    """Reports mixed steps of a chunk each, then decode steps of all requests half way through."""
     engine = engine_for(folder, threads)
     ask(engine, Workload(work.prompts, [256] * len(work.prompts)))
     step(engine)
@@ -141,7 +141,7 @@ def report_steps(folder: Path, work: Workload, threads: int) -> None:
 
 
 def report_ceilings(folder: Path, work: Workload, ours: Measured) -> None:
-    """What this machine could do at most, and what part of it was done."""
+    """Reports the limits of this machine, and how far the run came."""
     spec = spec_from(resolve(str(folder)).config)
     least = least_work(spec, map(len, work.prompts), work.answers)
     flops, read = product_rate(spec), read_rate(int(least.read_bytes / max(work.answers)))
@@ -154,7 +154,7 @@ def report_ceilings(folder: Path, work: Workload, ours: Measured) -> None:
 
 
 def run_transformers(folder: Path, work: Workload, threads: int) -> Measured:
-    """`generate_batch`, as it comes."""
+    """Figures of `generate_batch` with its defaults."""
     from transformers import AutoModelForCausalLM, GenerationConfig
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
 

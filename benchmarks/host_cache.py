@@ -163,7 +163,7 @@ def compare(engines: Mapping[str, Served], rounds: int) -> None:
         of_processor_time = ratio(processor[tier], processor["hot"])
         report(f"host_cache.{tier}.over_hot.of_processor_time", of_processor_time, unit="times")
         report(f"host_cache.{tier}.faster_than_computing", ratio(anew, mine), unit="times")
-        # In the first round nothing was there to evict.
+        # In the first round, there was nothing to evict.
         push = ratio(seen.pushes[tier][1:], seen.pushes["hot"][1:])
         report(f"host_cache.{tier}.push", push, unit="on / off")
 

@@ -39,12 +39,12 @@ CHUNK_TOKENS = 512
 CHUNKS = 2
 SMALL = (16_384, 512, 1536, 8, 8, 4, 64)
 LARGE = (151_936, 1024, 3072, 28, 16, 8, 128)
-"""Vocabulary, hidden, intermediate, layers, heads, key heads and their size."""
+"""Sizes of the models: vocabulary, hidden, intermediate, layers, heads, key heads and head dim."""
 MODELS = {"33.6M": SMALL, "0.6B": LARGE}
 
 
 def write_model(folder: Path, sizes: tuple[int, ...]) -> None:
-    """Random weights in bfloat16, as far as they are wanted here: the numbers repeat."""
+    """Writes random weights in bfloat16; their numbers repeat, which is random enough here."""
     vocabulary, hidden, inner, layers, heads, kv_heads, dim = sizes
     config = {
         "architectures": ["Qwen3ForCausalLM"],
@@ -142,7 +142,8 @@ def prefill(engine: Engine, chunks: int) -> Run:
 def openvino_runs(
     folder: Path, threads: int, work: Mapping[str, Any], peers: ExitStack
 ) -> dict[str, Run]:
-    """OpenVINO GenAI with weights that NNCF compressed, with and without a zero for each output."""
+    """Runs of OpenVINO GenAI with weights compressed by NNCF, with and without a zero point for
+    each output."""
     runs = {}
     for weights in ("int8_asym", "int8_sym"):
         exported = f"{folder}/openvino-{weights}"

@@ -82,7 +82,7 @@ def matrix(number: int) -> Tensor:
 
 
 def rate(path: Path, load: Callable[[Path], None]) -> float:
-    """GB/s, from the disk."""
+    """Rate of a load in GB/s, from the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(descriptor)

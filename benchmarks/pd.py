@@ -71,7 +71,7 @@ class Fleet:
     name: str
     router: str
     engines: tuple[str, ...]
-    """The one that answers first."""
+    """URLs of the engines; the first engine is the one that answers requests."""
 
 
 def main() -> None:
@@ -110,7 +110,7 @@ async def measure(folder: Path, options: argparse.Namespace) -> None:
 
 
 def requests(count: int, rate: float, seed: int) -> list[Asked]:
-    """Tokens differ from seed to seed and from rate to rate, so that no prefix is known."""
+    """Requests with tokens that differ between seeds and rates, so that no prefix is cached."""
     draw, now, made = random.Random(f"{seed}/{rate}"), 0.0, []
     for _ in range(count):
         prompt = [draw.randrange(VOCABULARY) for _ in range(draw.randint(*PROMPT_TOKENS))]
@@ -120,7 +120,7 @@ def requests(count: int, rate: float, seed: int) -> list[Asked]:
 
 
 async def play(client: aiohttp.ClientSession, fleet: Fleet, asked: Sequence[Asked]) -> list[Seen]:
-    """Each request at its time."""
+    """Sends each request at its time; returns their answers."""
     began = time.perf_counter()
 
     async def one(request: Asked) -> Seen:
@@ -196,7 +196,7 @@ def quantile(values: Sequence[float], percent: int) -> float:
 
 
 async def router_adds(client: aiohttp.ClientSession, found: Sequence[Fleet], count: int) -> None:
-    """Time to the first token, directly and through the router, in turns."""
+    """Reports the time to the first token, directly and through the router, in turns."""
     for fleet in found:
         times: dict[str, list[float]] = {"direct": [], "router": []}
         for number, asked in enumerate(requests(2 * count, 1.0, seed=2_000)):
@@ -214,7 +214,7 @@ async def router_adds(client: aiohttp.ClientSession, found: Sequence[Fleet], cou
 
 
 def direct_headers(fleet: Fleet, asked: Asked) -> dict[str, str] | None:
-    """What the router would send to the decode engine."""
+    """Headers with which the router would send a request to the decode engine."""
     if fleet.name == "mixed":
         return None
     with urllib.request.urlopen(f"{fleet.engines[1]}/load", timeout=5) as told:
@@ -234,7 +234,7 @@ def report(figure: str, value: float, **more: object) -> None:
 
 @asynccontextmanager
 async def fleets(folder: Path) -> AsyncIterator[list[Fleet]]:
-    """Both, each behind its router."""
+    """Both fleets, each behind its router."""
     key = folder / "handover.key"
     key.write_bytes(KEY)
     async with AsyncExitStack() as stack:

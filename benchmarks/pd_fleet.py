@@ -82,7 +82,8 @@ class Setup:
 
 
 def settings(device: Cost, chunk: int, *, target: bool = False) -> SchedulerSettings:
-    """`target`: chunks are cut so that steps keep the promise of tokens."""
+    """Settings of an engine. `target`: chunks are cut so that steps keep the promised time between
+    tokens."""
     return SchedulerSettings(
         limits=Limits(device.context_length, device.kv_pool_tokens),
         page_size=PAGE,
@@ -101,8 +102,8 @@ def pool(role: Role, replicas: int, device: Cost, chunk: int, *, target: bool = 
 
 
 def setups() -> Iterator[Setup]:
-    """NVLink of a host with 4 A100: 300 GB/s each way; between hosts 100 Gb/s for each GPU, or in
-    all: a quarter of it for each that prefills."""
+    """Arrangements of engines. Links: NVLink within a host of 4 A100, 300 GB/s each way; between
+    hosts 100 Gb/s for each GPU, or for the host, which is a quarter for each prefill engine."""
     nvlink, network = 300e9, 12.5e9
     for name, target in (("4 mixed", False), ("4 mixed, itl 50 ms", True)):
         mixed = pool(Role.MIXED, 4, A100_40, 4_096, target=target)
@@ -125,15 +126,15 @@ def setups() -> Iterator[Setup]:
 
 @dataclass(frozen=True)
 class Load:
-    """A trace, as fast as it can be borne."""
+    """A trace and its promise, to be sped up until the promise is broken."""
 
     trace: Trace
     ttft_seconds: float
-    """Promised."""
+    """Promised seconds to the first token."""
     slowest: float
-    """Speed to begin with, on 4 A100."""
+    """First speed to try, on 4 A100."""
     seconds: float
-    """Length of a run."""
+    """Seconds of a run."""
 
     def at(self, speed: float) -> Trace:
         return at_rate(window(self.trace, 0.0, self.seconds * speed), speed)
@@ -189,7 +190,8 @@ def play(setup: Setup, load: Load, speed: float) -> Outcome:
 
 
 def goodput(setup: Setup, load: Load) -> tuple[float, Outcome]:
-    """The highest speed of the grid at which the promise is kept; at the least the lowest."""
+    """The highest speed of the grid at which the promise is kept, or else the lowest of the
+    grid."""
     first = load.slowest * (1.0 if setup.fleet.startswith("4 A100") else UNLIKE_FASTER)
     speeds = [first * GRID_STEP**number for number in range(GRID)]
     best, low, high = None, 0, GRID

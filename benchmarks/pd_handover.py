@@ -56,7 +56,7 @@ BOUND_MS = 10.0
 
 
 class Watched:
-    """A role and an executor that note when things happen; all else is theirs."""
+    """A role and an executor that note times of events; everything else is passed on to them."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Watched:
 def engine(
     folder: Path, role: str, backend: str, tell: Callable[[str, float], None]
 ) -> Iterator[tuple[ThreadLink, EngineReady, Watched]]:
-    """A loop in a thread."""
+    """An engine's loop in a thread."""
     settings = {
         "model": {"uri": str(folder)},
         "role": Role(role),
@@ -137,7 +137,7 @@ def engine(
 
 
 def serve(folder: Path, backend: str) -> None:
-    """A prefill engine until standard input ends; one line for each computed chunk."""
+    """Runs a prefill engine until standard input ends; prints a line for each computed chunk."""
     with engine(
         folder, "prefill", backend, lambda what, at: print(json.dumps([what, at]), flush=True)
     ) as (_, ready, _watched):
@@ -218,7 +218,7 @@ def measure(folder: Path, backend: str, rounds: int) -> None:
 
 
 def ask(link: ThreadLink, prompt: list[int], prefill: PrefillEngine) -> None:
-    """Returns when it has ended."""
+    """Sends a request with a prompt, and returns when it has ended."""
     request = Generate(
         secrets.token_hex(4),
         prompt,

@@ -36,12 +36,13 @@ class Tree(Protocol):
 
     def insert(self, number: int) -> None: ...
     def match(self, number: int) -> int:
-        """Tokens found."""
+        """Number of tokens found for a prompt."""
         ...
 
 
 class Ours:
-    """What the scheduler does: match, lock, extend behind the lock, unlock."""
+    """Sluice's tree, called as the scheduler calls it: match, lock, extend behind the lock,
+    unlock."""
 
     def __init__(self, prompts: Sequence[Sequence[int]]) -> None:
         self._tree = PrefixCache(1)
@@ -110,7 +111,7 @@ def conversations() -> list[list[int]]:
 
 @dataclass
 class Times:
-    """Microseconds a prompt, the median of the rounds."""
+    """Microseconds for one prompt, as the median of the rounds."""
 
     insert: float
     match: float
@@ -119,7 +120,7 @@ class Times:
 def measure(
     makers: Sequence[Callable[[Sequence[Sequence[int]]], Tree]], prompts: Sequence[Sequence[int]]
 ) -> list[Times]:
-    """The makers take turns, so that what disturbs one disturbs the others."""
+    """Times of each maker's tree. The makers take turns, so that disturbances hit all of them."""
     inserts: list[list[float]] = [[] for _ in makers]
     matches: list[list[float]] = [[] for _ in makers]
     for _ in range(ROUNDS):

@@ -29,7 +29,7 @@ from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.wire.messages import Generate, Sampling
 
 ROWS = 288
-"""Running are 256 on average: after a wave of retractions there are fewer for a while."""
+"""Most running requests. On average 256 run: after a wave of retractions, fewer run for a while."""
 POOL_PAGES = 10_500
 PAGE_SIZE = 16
 CHUNK_SIZE = 1024
@@ -57,7 +57,7 @@ class Traffic:
     draw: random.Random = field(default_factory=lambda: random.Random(0))
     systems: list[list[int]] = field(default_factory=list)
     left: Counter[str] = field(default_factory=Counter)
-    """Tokens to come of each answer."""
+    """Tokens that each answer still lacks."""
     rows: dict[int, str] = field(default_factory=dict)
     made: int = 0
 
@@ -86,7 +86,7 @@ class Traffic:
         )
 
     def answer(self, batch: Batch) -> SampledTokens:
-        """What the runner would return for the batch."""
+        """Sampled tokens for a batch, in place of the runner's."""
         for row in batch.added_rows:
             self.rows[row.row] = row.request_id
         names = [self.rows[row] for row in batch.sampling_rows]
@@ -144,7 +144,7 @@ class Measured:
 
 
 def measure(policy: str, queue: int, steps: int, warm_up: int = 1000) -> Measured:
-    """`queue`: requests that wait before each step."""
+    """CPU times of `steps` steps. `queue`: requests that wait before each step."""
     engine, traffic = scheduler(policy), Traffic()
     collect_garbage_rarely()
     for now in range(warm_up):

@@ -43,7 +43,7 @@ ROUNDS = 5
 PHRASE = 64
 VOCABULARY = 16_384
 ANSWERS = {1: 384, 4: 256, 16: 128, 64: 96}
-"""Tokens of each row."""
+"""Answer tokens of each row, by number of rows."""
 DRAFTS = 4
 
 
@@ -53,7 +53,7 @@ class Workload:
     temperature: float
     copies: bool
     prompt: int = 2 * PHRASE
-    """Tokens."""
+    """Tokens of a prompt."""
 
 
 NOVEL = Workload("novel", 1.0, copies=False)
@@ -113,7 +113,7 @@ def engine_for(folder: Path, threads: int, speculation: dict[str, Any] | None) -
 
 
 def prompts(work: Workload, rows: int, shift: int, vocabulary: int = VOCABULARY) -> list[list[int]]:
-    """Each of one phrase, from another place on, or of tokens by chance."""
+    """Prompts of one phrase each, beginning at another place, or of random tokens."""
     draw = random.Random(shift)
     made = []
     for _ in range(rows):
@@ -126,7 +126,7 @@ def prompts(work: Workload, rows: int, shift: int, vocabulary: int = VOCABULARY)
 
 
 def run(engine: Engine, work: Workload, rows: int, shift: int) -> Measured:
-    """All rows, from their first token on to the last."""
+    """Runs all rows; measures from their first token to the last."""
     for index, prompt in enumerate(prompts(work, rows, shift)):
         sampling = Sampling(temperature=work.temperature, seed=shift * 1000 + index)
         name = f"{work.name}-{rows}-{shift}-{index}"
@@ -150,7 +150,7 @@ def step(engine: Engine) -> int | None:
 
 
 def compare(engines: dict[str, Engine], work: Workload, rows: int, rounds: int) -> None:
-    """Reports one workload at so many rows."""
+    """Reports one workload at `rows` rows."""
     before = engines["on"].scheduler.status()
     runs = {
         name: lambda shift, engine=engine: run(engine, work, rows, shift)

@@ -34,7 +34,7 @@ from sluice_runtime.handover.transfer.registry import TransferSettings, create_b
 HOST = "127.0.0.1"
 MEMORY_BYTES = 128 << 20
 SHAPES = ((4 << 10, 1024), (64 << 10, 1024), (256 << 10, 256), (1 << 20, 64), (8 << 20, 8))
-"""(bytes of a piece, pieces): 64 MiB, except for the smallest."""
+"""Shapes as (bytes of a piece, pieces): 64 MiB, except for the smallest."""
 TIMEOUT_SECONDS = 60.0
 ROOM = 1
 
@@ -150,7 +150,7 @@ def apart(remote: int, local: int, size: int, count: int) -> list[Piece]:
 
 
 def allocate() -> tuple[mmap.mmap, int]:
-    """Touched, as a pool in use is."""
+    """Memory whose pages are touched, as in a pool in use, and its address."""
     memory = mmap.mmap(-1, MEMORY_BYTES)
     memory[:] = bytes(range(256)) * (MEMORY_BYTES // 256)
     return memory, ctypes.addressof(ctypes.c_char.from_buffer(memory))

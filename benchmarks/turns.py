@@ -45,7 +45,7 @@ class Measured:
 
 @contextmanager
 def stopwatch() -> Iterator[Callable[[int], Measured]]:
-    """Hands out a function that makes a Measured of the tokens generated since."""
+    """Yields a function that makes a Measured of the tokens generated since the start."""
     began, cpu_began = time.perf_counter(), time.process_time()
     yield lambda tokens: Measured(
         tokens, time.perf_counter() - began, time.process_time() - cpu_began
@@ -53,10 +53,10 @@ def stopwatch() -> Iterator[Callable[[int], Measured]]:
 
 
 Run = Callable[[int], Measured]
-"""A run of the workload, which must differ from number to number, so that no cache knows it."""
+"""A run of the workload. Its prompts differ for each number, so that no cache has them."""
 
 Rounds = Mapping[str, Sequence[Measured]]
-"""What each engine did, round by round."""
+"""Figures of each engine, round by round."""
 
 
 def in_turns(runs: Mapping[str, Run], rounds: int, once: Collection[str] = ()) -> Rounds:
@@ -80,13 +80,13 @@ def in_turns(runs: Mapping[str, Run], rounds: int, once: Collection[str] = ()) -
 
 
 def middle(runs: Sequence[Measured]) -> Measured:
-    """The run of the median time."""
+    """The run with the median time."""
     seconds = median_low(run.seconds for run in runs)
     return next(run for run in runs if run.seconds == seconds)
 
 
 def report_rounds(figure: str, ours: str, seen: Rounds) -> None:
-    """The median of each engine, and of the ratios of `ours` to each other one."""
+    """Reports the median of each engine, and of the ratios of `ours` to each other one."""
     for name, runs in seen.items():
         taken = round(middle(runs).seconds, 2)
         rate, cpu_rate = middle(runs).rate, median(run.cpu_rate for run in runs)

@@ -37,7 +37,7 @@ def stored(name: str, boot_seconds: float) -> Plans | None:
 
 
 def store(name: str, boot_seconds: float, plans: Plans) -> None:
-    """Replaces it."""
+    """Replaces the stored plan of a scene."""
     every = json.loads(FILE.read_text()) if FILE.exists() else {}
     roles = {
         str(role): [[int(second), engines] for second, engines in steps]
@@ -57,8 +57,8 @@ def store(name: str, boot_seconds: float, plans: Plans) -> None:
 
 
 def plan_row(fair: FairScene, known: Plans | None, climb_seconds: float | None) -> Row:
-    """The known plan; where none is known that keeps the goal, one is searched. `climb_seconds`, of
-    CPU time: it is made cheaper in any case."""
+    """The row of the known plan, or of one that is searched for where the known one does not keep
+    the goal. `climb_seconds`: CPU seconds to look for a cheaper plan in any case."""
     row = _replayed(fair, known) if known else None
     if row is None or not row.reached:
         row = compete(fair.scene, fair.goal, POLICY)

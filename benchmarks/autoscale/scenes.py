@@ -71,7 +71,7 @@ def scenes(traces: Path, only: str) -> Iterator[tuple[str, Scene]]:
 
 
 def _others(traces: Path) -> dict[str, Source]:
-    """Files of the folder that have no name here."""
+    """Sources for files of the folder that are not in `SOURCES`."""
     known = {source.path for source in SOURCES.values()}
     files = sorted(path for path in traces.rglob("*") if path.suffix in READERS)
     return {
@@ -86,7 +86,8 @@ def _named(name: str, form: str | None) -> str:
 
 
 def _without_blocks(trace: Trace) -> Trace:
-    """Light engines have no prefix cache; scenes go to other processes."""
+    """A trace without ids of cached blocks: light engines have no prefix cache, and scenes are sent
+    to other processes."""
     return Trace(trace.name, tuple(replace(each, block_ids=()) for each in trace.requests))
 
 

@@ -1,7 +1,7 @@
 """Engines on this machine's GPU with random weights of published shapes, prepared as in production.
 
 The weights are made where they are used: nothing is read from a disk, so a benchmark begins in
-seconds. One that compares settings of the scheduler does so on one engine (`under`).
+seconds. Benchmarks of scheduler settings compare these on one engine (`under`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
 
 
 DEFAULTS: dict[str, Any] = {"prefix_cache": False}
-"""No prompt is another one's beginning, nor asked for twice."""
+"""Settings of all engines. No prefix cache, because no prompt repeats another one or its
+beginning."""
 
 
 def accelerator() -> dict[str, Any]:
@@ -114,7 +115,7 @@ def output_rate(record: Record) -> float:
 
 
 def first_tokens(record: Record) -> Spread:
-    """Seconds from arrival."""
+    """Times to the first token, in seconds from arrival."""
     return spread(
         [
             line.first_token_seconds - line.request.arrival_seconds
@@ -125,12 +126,12 @@ def first_tokens(record: Record) -> Spread:
 
 
 def gaps(record: Record) -> Spread:
-    """Seconds between tokens."""
+    """Gaps in seconds between tokens."""
     return spread(record.gaps.values, record.gaps.counts)
 
 
 def check_served(record: Record) -> None:
-    """A rate of requests that failed is none."""
+    """Raises if a request failed: a rate without it would mean nothing."""
     failed = [line.error for line in record.timelines if line.error]
     if failed:
         raise RuntimeError(f"{len(failed)} requests failed, the first one: {failed[0]}")

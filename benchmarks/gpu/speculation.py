@@ -30,7 +30,8 @@ ROWS, ROUNDS, DRAFTS, ANSWER = (1, 4, 16, 64), 3, 4, scaled(256)
 
 
 class CopierWeights(RandomWeights):
-    """All is computed, and changes little: the next token of a phrase is the most probable."""
+    """Weights with which everything is computed but changes little: the next token of a phrase is
+    the most probable."""
 
     def read(self, name: str, part: Part, dtype: torch.dtype) -> torch.Tensor:
         """A tensor's values; see `WeightSource`."""
@@ -59,7 +60,7 @@ def copier() -> Iterator[Engine]:
 
 
 def run(made: Engine, executor: Executor, rows: int, shift: int) -> Measured:
-    """All rows, from the first one's first token on to the last."""
+    """Runs all rows; measures from the first row's first token to the last token."""
     vocabulary = made.model.spec.vocabulary_size
     for index, prompt in enumerate(prompts(COPYING[0], rows, shift, vocabulary)):
         greedy = Sampling(temperature=0.0)
