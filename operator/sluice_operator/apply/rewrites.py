@@ -62,7 +62,8 @@ class _Object:
 
 
 class Rewrites:
-    """Counts repairs by object and field. `subresource` tells an object's status from the rest."""
+    """Counts repairs by object and field. `subresource` keeps an object's status apart from the
+    rest."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
