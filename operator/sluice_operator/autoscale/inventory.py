@@ -43,8 +43,8 @@ class OtherScalers:
     """Detects another scaler of a pool, so that two do not write against each other.
 
     One write from outside is replaced: a person tried something. A second write soon after is a
-    HorizontalPodAutoscaler or a script. The pool is left to it until it has been silent for long.
-    Writes are counted by the uid of the EnginePool.
+    HorizontalPodAutoscaler or a script. The operator then leaves the pool alone until the other
+    scaler has been silent for long. Writes are counted by the uid of the EnginePool.
     """
 
     def __init__(self) -> None:

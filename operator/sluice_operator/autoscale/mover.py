@@ -123,7 +123,7 @@ class MoveObserved:
         ]
 
     def movable(self) -> list[Manifest]:
-        """Ready engines of the source pool, those that had best move first."""
+        """Ready engines of the source pool, the preferred ones first."""
         places = {name: place for place, name in enumerate(self.preferred)}
 
         def rank(pod: Manifest) -> tuple[int, str]:
