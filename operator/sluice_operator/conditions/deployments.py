@@ -90,7 +90,7 @@ def given_up(reached: Progress, pods: Iterable[Manifest], now: datetime) -> bool
 
 def seconds_to_bound(reached: Progress, pods: Iterable[Manifest], now: datetime) -> float | None:
     """Seconds until pods have waited too long, or were refused for too long, which no event
-    tells."""
+    announces."""
     waits = seconds_to_next(pods, reached.bound_seconds, now)
     return sooner(waits, refused_again_seconds(reached, now))
 
@@ -102,7 +102,7 @@ def refused_for_long(reached: Progress | None, pods: Iterable[Manifest], now: da
 
 
 def refused_again_seconds(reached: Progress | None, now: datetime) -> float | None:
-    """The time until `refused_for_long`, which no event tells; None: it has passed, or no pod is
+    """Seconds until `refused_for_long`, which no event announces; None: it has passed, or no pod is
     refused."""
     return _patience_seconds(reached, now) or None
 

@@ -72,7 +72,8 @@ def not_leaving(pods: Iterable[Manifest], now: datetime) -> str:
 
 
 def seconds_to_next(pods: Iterable[Manifest], bound_seconds: int, now: datetime) -> float | None:
-    """When the next wait passes its bound, which no event tells; None where nothing waits."""
+    """Seconds until the next wait passes its bound, which no event announces; None where nothing
+    waits."""
     there = tuple(pods)
     ends = [end for _, end in _ends(there, bound_seconds)]
     ends += [end for pod in there if (end := _leaves_until(pod)) is not None]
