@@ -28,7 +28,7 @@ WATCH_SECONDS: Final = 1
 
 
 class Rights:
-    """Kinds that may be followed. `namespaces`: those that are served; none means all together."""
+    """Kinds that may be followed. `namespaces`: the served namespaces; none means all together."""
 
     def __init__(
         self,
