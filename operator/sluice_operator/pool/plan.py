@@ -99,7 +99,7 @@ def _edited(pool: Manifest, spec: EnginePoolSpec) -> PoolPlan:
 
 
 def _desired(observed: PoolObserved, applied: Manifest) -> PoolPlan:
-    # Replicas that the InferenceService does not set are those of whoever scales the pool.
+    # Replicas that the InferenceService does not set belong to the scaler of the pool.
     spec = EnginePoolSpec.model_validate({"replicas": observed.pool["spec"]["replicas"]} | applied)
     path = _replicas_path(observed, spec) if "replicas" in applied else None
     place = f"{path} of InferenceService {spec.service_name}" if path else OWN_REPLICAS
