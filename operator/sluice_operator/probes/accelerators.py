@@ -1,6 +1,6 @@
 """The accelerators that engines report, each asked once per container.
 
-Ready engines are asked. An answer holds as long as the container runs, even an answer without an
+Ready engines are asked. An answer holds while the container runs, even an answer without an
 accelerator. An engine that does not answer is asked again with increasing delay.
 """
 
