@@ -147,7 +147,7 @@ class Admission:
 
 @dataclass(frozen=True)
 class Pair:
-    """A certificate, and the folder where its key lies beside it."""
+    """A certificate, and the folder with it and its key."""
 
     folder: Path
     certificate: bytes
