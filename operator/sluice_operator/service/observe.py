@@ -133,8 +133,7 @@ class ServiceObserved:
     foreign: tuple[Manifest, ...] = ()
     """Objects with the service's label that another living controller has: no children."""
     look_again_seconds: float | None = None
-    """Seconds until the service is observed again although no event tells; None: events are
-    enough."""
+    """Seconds until the service is observed again without an event; None: events are enough."""
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ class ServiceReconcile:
         try:
             outcome = await self.executor.carry_out(live, plan, observed.children)
         except RequestError:
-            self.autoscaling.service_seen(key, scaled)  # what serves is scaled all the same
+            self.autoscaling.service_seen(key, scaled)  # the serving spec stays scaled
             raise
         self.autoscaling.service_seen(key, scaled)
         scaling = self.autoscaling.last_scaling(key)

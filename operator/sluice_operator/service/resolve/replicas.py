@@ -1,12 +1,12 @@
 """How many engines a pool begins with, who decides afterwards, and how that ownership changes.
 
-Pure. The first number is the spec's. It is estimated if the operator splits a budget, or a pool
+Pure. The first number is the spec's. It is estimated if the operator splits a budget, or if a pool
 takes over from pools of another mode: from the accelerator's capacity and assumed requests. Later
 numbers are the autoscaler's.
 
 The number is `spec.replicas` of the EnginePool. It has one owner at a time: the InferenceService,
-whose manifest then contains it; the operator's autoscaler; or whoever writes the pool's scale
-subresource. The next owner takes the live value before the former one lets go, because a field
+whose manifest then contains it; the operator's autoscaler; or another writer of the pool's scale
+subresource. The next owner takes the live value before the former one releases it, because a field
 without an owner falls back to its default. Until somebody has scaled the pool, the operator holds
 the value in their place, under a field manager of its own.
 """

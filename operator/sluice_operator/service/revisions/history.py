@@ -1,6 +1,8 @@
-"""ControllerRevisions of a service: the one that is carried out, written before anything follows
-from it, and later what was learnt about it. Pure. Former ones stay for a while, so that engines
-which are still there are known, and `sluice rollout undo` finds what was complete.
+"""ControllerRevisions of a service. Pure.
+
+The present one is written before anything follows from it, and again with what was learnt about it
+later. Former ones stay for a while, so that engines that still exist are known, and `sluice rollout
+undo` finds complete revisions.
 """
 
 from __future__ import annotations

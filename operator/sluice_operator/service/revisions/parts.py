@@ -146,8 +146,8 @@ def _there(parts: dict[str, Any]) -> Manifest:
 
 
 def _set_fields(part: BaseModel | None) -> Manifest | None:
-    """The fields that differ from their defaults. An empty section is there all the same:
-    `accelerator: {}` is a GPU."""
+    """The fields that differ from their defaults. An empty section is kept: `accelerator: {}` is a
+    GPU."""
     if part is None:
         return None
     return part.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)

@@ -1,11 +1,11 @@
 """Roll-outs within a budget of GPUs: every pod that exists, comes or goes counts.
 
-Pure. New engines come up beside the former ones if the budget has room for both sets. Otherwise one
-takes the other's place, and starts only when the other has gone, which may take as long as a drain.
-The same budget also limits the size of pools, which is decided elsewhere.
+Pure. If the budget has room for both sets, new engines come up in addition to the former ones.
+Otherwise a new engine starts only when a former one has gone, which may take as long as a drain.
+The size of pools keeps the budget too, which is decided elsewhere.
 
 Held GPUs are counted from pods, by labels, also from pods whose EnginePool is gone. A pod holds its
-GPUs as long as it drains.
+GPUs until its drain ends.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ def _counted(pods: Iterable[Manifest]) -> PodCounts:
 
 
 def other_mode_gpus(observed: ServiceObserved, spec: InferenceServiceSpec) -> int:
-    """GPUs of engines of roles that the mode does not have, and of those that their pools have yet
-    to make."""
+    """GPUs of engines of roles that the mode does not have, including engines that their pools have
+    yet to make."""
     former = [role for role in Role if role not in spec.roles]
     gpus = sum(_gpus_of(pod) for role in former for pod in _engines(observed.engines, role))
     for pool in former_pools(observed.service, observed.children, spec):

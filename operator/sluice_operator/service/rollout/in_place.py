@@ -122,8 +122,8 @@ def _partners(fingerprint: str, pools: Pools) -> int:
 
 
 def _has_come_up(pool: PoolState, former: int) -> bool:
-    """Whether the desired revision has all engines that fit beside the `former` ones, all of them
-    ready."""
+    """Whether the desired revision has all engines that the `former` ones leave room for, all of
+    them ready."""
     return pool.desired.ready >= pool.room - former
 
 

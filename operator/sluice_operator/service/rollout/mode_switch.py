@@ -2,9 +2,8 @@
 no router uses the former ones.
 
 Pure. The mounts of the routers show which pools they use; if that is lost, the service's status
-does. First the desired pools come up beside the former ones, then the routers are
-replaced, then the former pools go. A pool scaled to 0 engines has not come up while former engines
-serve.
+does. First the desired pools come up in addition to the former ones, then the routers are replaced,
+then the former pools go. A pool scaled to 0 engines has not come up while former engines serve.
 """
 
 from __future__ import annotations
@@ -92,8 +91,8 @@ def plan_former(
     noted: Collection[Role],
 ) -> Former:
     """Former pools that stay with the planned routers. All stay until the running routers use only
-    the `desired` pools, and each of these with engines has a ready one. `noted`: the roles whose
-    engines were complete last."""
+    the `desired` pools, and each desired pool with engines has a ready one. `noted`: the roles
+    whose engines were complete last."""
     if router.is_former:
         return Former(former, is_served=True)
     planned = config_map_of_pod(router.deployment["spec"]["template"]["spec"])
