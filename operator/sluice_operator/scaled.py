@@ -138,7 +138,8 @@ class PoolPods:
     names: frozenset[str] = frozenset()
     """Names of placed pods that are not being deleted; unplaced pods are removed first anyway."""
     victims: frozenset[str] = frozenset()
-    """Names of placed pods that are marked to be removed first, by whichever operator."""
+    """Names of placed pods that are marked to be removed first, by this operator process or an
+    earlier one."""
 
     def surplus(self, replicas: int) -> int:
         """Pods beyond `replicas` that hold GPUs, or soon will."""
