@@ -23,7 +23,7 @@ GO = "go\n"
 RESTART_SECONDS = 1.0
 IDLE_SECONDS = 3600.0
 SIGNALS = {signal.SIGCHLD, signal.SIGTERM}
-# Where cgroup v2 is mounted when there is no v1 beside it.
+# Mount point of cgroup v2 where there is no v1.
 UNIFIED = Path("/sys/fs/cgroup")
 # `daemons`, because a cgroup with children of its own must not hold processes in cgroup v2.
 DAEMONS_CGROUP = "daemons"

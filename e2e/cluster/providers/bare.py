@@ -35,7 +35,7 @@ from e2e.cluster.toolchain.prerequisites import NODE_PACKAGES, ensure_packages
 
 
 class BareCluster:
-    """One cluster, by name. Several may run beside each other."""
+    """One cluster, by name. Several may run at a time."""
 
     kind = "bare"
     registry = None
