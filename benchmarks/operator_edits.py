@@ -36,7 +36,7 @@ class Replicas:
     @classmethod
     @asynccontextmanager
     async def followed(cls, cluster: Cluster) -> AsyncIterator[Replicas]:
-        """Follows every service as long as the `async with` block lasts."""
+        """Follows every service until the `async with` block ends."""
         replicas = cls()
         query = {"labelSelector": SELECTOR}
         found = await cluster.send(Request("GET", path(DEPLOYMENT, None), query))
