@@ -31,7 +31,7 @@ def log_to_stderr(level: str, form: Format) -> None:
     handler.setFormatter(LineFormatter(form))
     logging.basicConfig(level=level, handlers=[handler])
     if level != "DEBUG":
-        # `Watches` logs why Kopf ended; Kopf itself would only repeat the message.
+        # The code that restarts Kopf logs why it ended; Kopf would only repeat the message.
         logging.getLogger("kopf").setLevel(logging.CRITICAL)
 
 

@@ -62,7 +62,7 @@ class KeySecret:
     key: str
     """Name of the key in the Secret's data."""
     waiting: str
-    """Hash of the state in which pods may wait for the Secret, which is created at most once per
+    """Hash of the state in which pods may wait for the Secret, which is requested once per
     state. Empty: no pod waits."""
     is_used: bool = False
     """Whether pods have started with it: it exists, unless somebody has deleted it since."""
