@@ -1,9 +1,10 @@
 """When continuous batching, chunks, mixed batches, overlap and the prefix cache pay, and when not.
 
-Each pair of variants runs the same workload: simulated at the size of a GPU, and for real on the
-33.6 M-parameter model of "CPU serving", whose steps are computed and timed on a virtual clock. What
-was measured is then simulated with the cost that its steps fit, beside it. Overlap runs in the
-engine's own loop, by the wall clock. Prints one JSON line a run, and one table.
+Each pair of variants runs the same workload twice: simulated at the size of a GPU, and for real on
+the 33.6 M-parameter model of "CPU serving". The real steps are computed and timed on a virtual
+clock. They are also fitted by a cost, with which the measured run is simulated again for
+comparison. Overlap runs in the engine's own loop, by the wall clock. Prints one JSON line a run,
+and one table.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def settings_on(cost: Cost, chunk_size: int) -> SchedulerSettings:
 def measured(
     folder: Path, clock: Callable[[], float], threads: int, write_cost: Path | None
 ) -> list[tuple[str, ...]]:
-    """Runs each comparison on the model, then simulates it with the cost that all steps fit."""
+    """Runs each comparison on the model, then simulates it with the cost that fits all steps."""
     from sluice_runtime.engine.build import build_engine
     from sluice_runtime.engine.sizing.plan import resolved
     from sluice_runtime.model.files import resolve
@@ -154,7 +155,7 @@ def measured(
 
 
 def overlapped(folder: Path, threads: int, turns: int = 5) -> list[tuple[str, ...]]:
-    """The engine's loop with and without the key `overlap`, in turns; of each the median run."""
+    """The engine's loop with and without `overlap`, in turns; the median run of each."""
     from benchmarks.engine_loop import run_in_loop
 
     rows: list[tuple[str, ...]] = []

@@ -1,6 +1,6 @@
-"""What `benchmarks.batching` compares: traces made from a seed, and variants of one engine.
+"""Comparisons for `benchmarks.batching`: traces made from a seed, and variants of one engine.
 
-The first variant of a comparison is what the others are set against. Knows no device.
+The others are compared with the first variant. Knows no device.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The same requests under each variant; the first is what the others are set against."""
+    """One workload under several variants; the first variant is the one to compare with."""
 
     workload: Trace
     settings: dict[str, Any]
@@ -56,7 +56,8 @@ MIXED = (Variant("mixed off", {"mixed": False}), Variant("mixed on", {"mixed": T
 
 
 def answers(draw: random.Random, mean: int) -> int:
-    """As answers are: many short ones, a few long; at most eight times the mean."""
+    """A number of tokens distributed as answers are: many short ones, a few long; at most 8 ×
+    `mean`."""
     return max(1, min(8 * mean, round(draw.expovariate(1 / mean))))
 
 
@@ -72,7 +73,7 @@ def chats(count: int, tokens: int, rate: float | None, seed: int = 0) -> Trace:
 
 
 def offline(count: int, shortest: int, longest: int) -> Trace:
-    """All there at once, in and out from one range."""
+    """Requests that are all there at once, with prompts and answers of lengths from one range."""
     draw = random.Random(0)
     sizes = [
         (draw.randint(shortest, longest), draw.randint(shortest, longest)) for _ in range(count)
@@ -81,7 +82,7 @@ def offline(count: int, shortest: int, longest: int) -> Trace:
 
 
 def long_prompt(prompt: int, streams: int, context: int, answer: int) -> Trace:
-    """One long prompt comes when the streams decode, in the middle of their answers."""
+    """One long prompt that arrives while streams decode, in the middle of their answers."""
     others = [TraceRequest(0.0, context, answer) for _ in range(streams)]
     later = 1e-6 * (prompt + streams * context)
     return trace_of(f"{prompt:,} beside {streams}", [*others, TraceRequest(later, prompt, 16)])
@@ -94,7 +95,7 @@ def behind_a_long_prompt(prompt: int, chats: int, rate: float) -> Trace:
 
 
 def same_documents(count: int, documents: int, blocks: int, question: int, rate: float) -> Trace:
-    """Questions to a few documents: what a prefix cache is for."""
+    """Questions about a few documents, for which a prefix cache is made."""
     draw = random.Random(0)
     now, requests = 0.0, []
     for index in range(count):
@@ -107,7 +108,7 @@ def same_documents(count: int, documents: int, blocks: int, question: int, rate:
 
 
 def at_size() -> Iterator[Comparison]:
-    """Simulated."""
+    """Comparisons that are simulated at the size of a GPU."""
     static_or_not = (STATIC, CONTINUOUS)
     yield Comparison(chats(100, 50, None), {"max_running_requests": 16}, static_or_not)
     yield Comparison(chats(1_000, 50, None), {"max_running_requests": 64}, static_or_not)
@@ -126,7 +127,7 @@ def at_size() -> Iterator[Comparison]:
 
 
 def on_this_machine() -> Iterator[Comparison]:
-    """For real."""
+    """Comparisons for real, on the virtual clock."""
     yield Comparison(chats(48, 50, None), {"max_running_requests": 8}, (STATIC, CONTINUOUS))
     yield Comparison(long_prompt(2_048, 16, 64, 80), {}, chunks(128, 256, 512))
     yield Comparison(long_prompt(2_048, 16, 64, 80), {"chunk_size": 256}, MIXED)
@@ -135,13 +136,14 @@ def on_this_machine() -> Iterator[Comparison]:
 
 
 def in_the_loop() -> Iterator[Comparison]:
-    """For real and by the wall clock, as planning beside a step is nothing else."""
+    """Comparisons for real, by the wall clock: only there is planning hidden by a running step."""
     for workload in (offline(64, 16, 256), chats(96, 50, 16.0)):
         yield Comparison(workload, {}, OVERLAP)
 
 
 def padding(trace: Trace, rows: int) -> float:
-    """Share of a static batch's row-steps in which the row has ended and others of it have not."""
+    """Share of a static batch's row-steps that are wasted: the row has ended, others of the batch
+    have not."""
     outputs = [request.output_tokens for request in trace.requests]
     batches = [outputs[first : first + rows] for first in range(0, len(outputs), rows)]
     return 1 - sum(outputs) / sum(max(batch) * len(batch) for batch in batches)

@@ -1,13 +1,14 @@
 """Short prompts that come while a long one is computed: how long they wait, chunked and not.
 
-On this machine: 16 streams decode, a prompt of 32 chunks comes, and others of 64 tokens follow over
-the first half of what it takes unchunked; also how much memory a step takes beyond what is always
-there. At the size of a GPU, simulated: 20 others of 500 tokens behind a prompt of 100,000, in its
-first second or all the while.
+On this machine, 16 streams decode and a prompt of 32 chunks comes. Others of 64 tokens follow over
+the first half of the time that it takes unchunked. Also measured: the memory that a step needs
+beyond what is always resident. At the size of a GPU, simulated: 20 others of 500 tokens behind a
+prompt of 100,000, in its first second or all the while.
 
-`--only split`: the gaps of the 16 streams beside a prompt whose first 32,768 tokens are cached, at
-a promise between a step that only decodes and one with a page of it: with chunks of a page, and
-with chunks in groups of layers. Also simulated, to 100,000 tokens. Prints one JSON line a figure.
+`--only split`: the gaps of the 16 streams during a prompt whose first 32,768 tokens are cached. The
+promise is between the time of a step that only decodes and of one with a page of the prompt.
+Compared are chunks of a page, and chunks in groups of layers. Also simulated, to 100,000 tokens.
+Prints one JSON line a figure.
 """
 
 from __future__ import annotations
@@ -53,21 +54,21 @@ ANSWER = 4
 CACHED_TOKENS = 32_768
 NEW_TOKENS = 128
 LEARNING_TURNS = 3
-"""Beside which an engine learns what its steps take."""
+"""Turns in which an engine learns how long its steps take."""
 
 
 @dataclass(frozen=True)
 class Waits:
-    """Seconds from each arrival to its first token; MiB."""
+    """Seconds from each arrival to its first token, and the peak of memory in MiB."""
 
     others: list[float]
     prompt: float
     peak: float = 0.0
-    """Memory at the worst moment, beyond what is resident between two steps."""
+    """MiB of memory at the worst moment, beyond what is resident between two steps."""
 
 
 def observe(engine: Engine, turn: int, arrivals: list[float]) -> Waits:
-    """`arrivals`: of the others, in seconds after the long prompt's."""
+    """Waits of the long prompt and of others, which arrive at `arrivals`, in seconds after it."""
     streams = start_streams(engine, turn, 400, time.perf_counter)
     first: dict[str, float] = {}
     names = {f"{turn}-other-{index}": at for index, at in enumerate(arrivals)}
@@ -126,7 +127,7 @@ def split(turns: int, threads: int, clock: Clock) -> None:
             more = {"slo": slo, "kv_pool_tokens": pool, "prefix_cache": True}
             return engine_for(folder, LARGEST_CHUNK, threads, **more)
 
-        engine = engine_with(1)  # nothing is left of it: every chunk beside rows is a page
+        engine = engine_with(1)  # the promise is used up: every chunk in a mixed step is one page
         decode = _decode_step(engine, clock)
         pages = _behind_cached(engine, turns, clock)
         page = statistics.median(seconds for run in pages for seconds in run.steps)
@@ -139,7 +140,7 @@ def split(turns: int, threads: int, clock: Clock) -> None:
 
 
 def simulated_split() -> None:
-    """Pages of 64 tokens, a promise of 10 ms."""
+    """Reports the split simulated at the size of a GPU: pages of 64 tokens, a promise of 10 ms."""
     cost, promise = cost_named(GPU), 0.010
     streams = [TraceRequest(index * 0.01, 2_000, 3_000) for index in range(OTHERS)]
     trace = trace_of("behind", [*streams, TraceRequest(3.0, 100_000, 20)])
@@ -176,7 +177,7 @@ def _decode_step(engine: Engine, clock: Clock) -> float:
 
 
 def _behind_cached(engine: Engine, turns: int, clock: Clock) -> list[Observed]:
-    """The first turns are not reported."""
+    """Gaps behind the cached prompt, without the turns in which the engine learns."""
     cached = [token % 1000 for token in range(CACHED_TOKENS)]
     engine.scheduler.add(Generate("cached", cached, 1, GREEDY))
     while "cached" not in step(engine, clock)[1]:
@@ -189,7 +190,7 @@ def _behind_cached(engine: Engine, turns: int, clock: Clock) -> list[Observed]:
 
 
 def gaps_of(name: str, runs: list[Observed], promise: float) -> None:
-    """Of streams beside the prompt; `promise` in milliseconds."""
+    """Reports the gaps of the streams during the prompt; `promise` in milliseconds."""
     name = f"behind_a_long_prompt.split.{name}"
     gaps = [gap for run in runs for gap in run.gaps]
     worst = statistics.median(max(run.gaps) for run in runs)
@@ -232,7 +233,7 @@ def _waits(trace: Trace, first: list[float]) -> Waits:
 
 
 def compare(where: str, runs: Mapping[str, Waits]) -> None:
-    """Each against the first of them."""
+    """Reports each run against the first one."""
     slowest = next(iter(runs.values()))
     for kind, run in runs.items():
         name = f"behind_a_long_prompt.{where}.{kind}"
@@ -246,7 +247,7 @@ def compare(where: str, runs: Mapping[str, Waits]) -> None:
 
 
 def _memory(field: str) -> float:
-    """MiB, of this process."""
+    """MiB in a field of this process's status."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field):
             return int(line.split()[1]) / 1024
@@ -254,7 +255,8 @@ def _memory(field: str) -> float:
 
 
 def _reset_peak() -> float:
-    """From now on the peak counts anew; returns what is resident, without what was freed."""
+    """Starts a new count of the peak; returns MiB that are resident, after freed memory is given
+    back."""
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
     return _memory("VmRSS")

@@ -1,11 +1,13 @@
 """The workload "CPU serving": 64 requests on a 33.6 M-parameter Qwen3 in bfloat16.
 
-Prompts and answers of 16 to 256 tokens (9,536 in, 8,224 out), all there at once; the engine without
-its HTTP side, and others beside it in the same run: transformers' continuous batching, which has
-one answer length for all and gets the mean, and the engines of `benchmarks.peers`, each in an
-environment of its own. They take turns, round by round, since a machine shared with others changes
-its pace within minutes: a ratio is the median of the rounds', but transformers has one round, the
-last. Prints one JSON line a figure.
+Prompts and answers of 16 to 256 tokens (9,536 in, 8,224 out), all there at once. Compared are the
+engine without its HTTP side, transformers' continuous batching, and the engines of
+`benchmarks.peers`, each in an environment of its own. transformers has one answer length for all
+requests and gets the mean.
+
+The engines take turns, round by round, since a machine shared with others changes its pace within
+minutes. A ratio is the median of the rounds', except for transformers, which runs in the last round
+alone. Prints one JSON line a figure.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ class Workload:
     """Tokens to generate for each prompt."""
 
     def shifted(self, by: int) -> Workload:
-        """The same lengths, and other tokens."""
+        """A workload of the same lengths, with other tokens."""
         return Workload([[token + by for token in prompt] for prompt in self.prompts], self.answers)
 
 
@@ -59,7 +61,7 @@ def workload(count: int = 64, longest: int = 256) -> Workload:
 
 
 def write_model(folder: Path, context: int = 4096) -> None:
-    """Random weights, saved as transformers does."""
+    """Writes a model of random weights, saved by transformers."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -80,7 +82,7 @@ def write_model(folder: Path, context: int = 4096) -> None:
 
 
 def engine_for(folder: Path, threads: int) -> Engine:
-    """Scheduler and runner, without messages and HTTP."""
+    """An engine with scheduler and runner, without messages and HTTP."""
     config = resolved(
         EngineConfig.model_validate(
             {
@@ -113,7 +115,7 @@ def step(engine: Engine) -> int | None:
 
 
 def run_sluice(folder: Path, work: Workload, threads: int) -> Measured:
-    """All requests, from the first to the last token."""
+    """Figures of all requests, from the first to the last token."""
     engine = engine_for(folder, threads)
     made = 0
     with stopwatch() as measured:
@@ -125,7 +127,7 @@ def run_sluice(folder: Path, work: Workload, threads: int) -> Measured:
 
 
 def report_steps(folder: Path, work: Workload, threads: int) -> None:
-    """Mixed steps of a chunk each, then decode steps of all requests half way through."""
+    """Reports mixed steps of a chunk each, then decode steps of all requests half way through."""
     engine = engine_for(folder, threads)
     ask(engine, Workload(work.prompts, [256] * len(work.prompts)))
     step(engine)
@@ -139,7 +141,7 @@ def report_steps(folder: Path, work: Workload, threads: int) -> None:
 
 
 def report_ceilings(folder: Path, work: Workload, ours: Measured) -> None:
-    """What this machine could do at most, and what part of it was done."""
+    """Reports the limits of this machine, and how far the run came."""
     spec = spec_from(resolve(str(folder)).config)
     least = least_work(spec, map(len, work.prompts), work.answers)
     flops, read = product_rate(spec), read_rate(int(least.read_bytes / max(work.answers)))
@@ -152,7 +154,7 @@ def report_ceilings(folder: Path, work: Workload, ours: Measured) -> None:
 
 
 def run_transformers(folder: Path, work: Workload, threads: int) -> Measured:
-    """`generate_batch`, as it comes."""
+    """Figures of `generate_batch` with its defaults."""
     from transformers import AutoModelForCausalLM, GenerationConfig
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
@@ -196,7 +198,8 @@ def measured_run(ask_peer: Callable[[int], dict[str, float]]) -> Run:
 def runs_of(
     folder: Path, work: Workload, threads: int, others: Sequence[str], peers: ExitStack
 ) -> dict[str, Run]:
-    """What each engine does with tokens shifted by a number; `peers` ends what it starts."""
+    """The run of each engine, which takes a number to shift tokens by; `peers` ends what it
+    starts."""
     runs: dict[str, Run] = {
         "sluice": lambda shift: run_sluice(folder, work.shifted(shift), threads)
     }
@@ -209,7 +212,8 @@ def runs_of(
 
 
 def as_an_engine_process(module: str) -> None:
-    """Starts anew with the variables that the engine process sets before it loads torch."""
+    """Restarts this process with the variables that the engine process sets before it loads
+    torch."""
     if not host.LIBRARY_VARIABLES.keys() <= os.environ.keys():
         host.set_library_variables()
         os.execv(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]])

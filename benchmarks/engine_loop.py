@@ -1,7 +1,7 @@
 """A trace through the engine's own loop, in this process and by the wall clock.
 
-What the virtual clock of a replay cannot show: planning a step while one runs. Without transport,
-API process and tokeniser; a request comes when its time has come.
+Unlike a replay on a virtual clock, this shows planning of one step while another runs. It has no
+transport, API process or tokeniser; a request comes at its arrival time.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ SAMPLING = Sampling(temperature=0.6)
 
 
 class Watched:
-    """The loop's link and its executor: brings the requests, and records what becomes of each step.
-    Seconds since it was made."""
+    """Link and executor of the loop: brings the requests, and records the result of each step.
+    Times are seconds since this object was made."""
 
     def __init__(
         self, requests: Sequence[TraceRequest], vocabulary_size: int, executor: Executor
@@ -55,7 +55,7 @@ class Watched:
         self._began = time.monotonic()
 
     def poll(self, timeout_seconds: float) -> list[ToEngine]:
-        """As `engine.loop.Link`."""
+        """The requests that have arrived; see `engine.loop.Link`."""
         if timeout_seconds and self._coming:
             time.sleep(max(0.0, self._coming[-1].arrival_seconds - self._now()))
         arrived: list[ToEngine] = []
@@ -64,12 +64,12 @@ class Watched:
         return arrived
 
     def launch(self, batch: Batch) -> PendingResult:
-        """As `engine.executor.Executor`."""
+        """Notes the start of a step and launches it; see `engine.executor.Executor`."""
         self._launched[batch.step] = batch, self._now()
         return self._executor.launch(batch)
 
     def send(self, message: ToApi) -> None:
-        """As `engine.loop.Link`."""
+        """Records a finished step; see `engine.loop.Link`."""
         if not isinstance(message, StepResult):
             return
         batch, planned = self._launched.pop(message.step)
@@ -86,7 +86,7 @@ class Watched:
 
 
 def run_in_loop(config: EngineConfig, requests: Sequence[TraceRequest]) -> Summary:
-    """From the first arrival to the last token."""
+    """Figures of a trace on a new, warm engine, from the first arrival to the last token."""
     config = resolved(config)
     engine = build_engine(config, resolve(config.model.uri))
     warm_up(engine.runner, engine.settings, engine.model.spec.vocabulary_size)
@@ -95,7 +95,7 @@ def run_in_loop(config: EngineConfig, requests: Sequence[TraceRequest]) -> Summa
 
 
 def recorded(engine: Engine, requests: Sequence[TraceRequest], *, overlap: bool) -> Record:
-    """The same of an engine that is warm; it may run others afterwards."""
+    """The record of a trace on a warm engine, which may run others afterwards."""
     page_size = engine.settings.page_size
     with closing(engine.executor(overlap=overlap)) as executor:
         watched = Watched(requests, engine.model.spec.vocabulary_size, executor)

@@ -1,13 +1,15 @@
 """The workload "second turn": time to the first token of a conversation that was evicted.
 
-The 33.6 M-parameter Qwen3 of "CPU serving" in bfloat16. A conversation of 8,000 tokens, then its
-next turn of 64 more; between them another prompt pushes it out of a pool that holds one. The next
-turn is timed where the device's cache still has the first one (hot), where it comes back from the
-host's memory or from the file on disk, in the page cache (memory, disk), and where all of it is
-computed (computed). The engines take turns, round by round; a ratio is the median of the rounds'.
-"push" is the first token of a prompt that evicts, with a host cache over without: what copying out
-costs. "of_processor_time" is the ratio of the process's own time until the first token, which
-others hardly change. Prints one JSON line a figure.
+The 33.6 M-parameter Qwen3 of "CPU serving" in bfloat16. A conversation of 8,000 tokens comes, then
+its next turn of 64 more. Between them, another prompt pushes it out of a pool that holds one.
+
+The next turn is timed in four cases: the first turn is still in the device's cache (hot), comes
+back from the host's memory (memory) or from a file in the page cache (disk), or is computed again
+(computed). The engines take turns, round by round; a ratio is the median of the rounds'.
+
+"push" is the cost of copying out: the time to the first token of a prompt that evicts, with a host
+cache over without. "of_processor_time" is the ratio of the process's own time until the first
+token, which others hardly change. Prints one JSON line a figure.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ CACHES: Mapping[str, Mapping[str, Any] | None] = {
 
 
 class Answer(NamedTuple):
-    """Of one request. Both times are those to its first token."""
+    """Answer to one request. Both times are those to its first token."""
 
     seconds: float
     processor_seconds: float
@@ -122,7 +124,7 @@ class Rounds:
                 served.ask(f"{number}-other", other)
             turn = [*first, *answers["hot"], *new]
             self.turns[name].append(served.ask(f"{number}-second", turn))
-        # What is computed anew may differ by rounding; what comes back does not.
+        # Tokens computed again may differ by rounding; those that come back do not.
         for tier in ("memory", "disk"):
             mine, hot = self.turns[tier][-1], self.turns["hot"][-1]
             assert mine.tokens == hot.tokens, f"{tier}: another answer"
@@ -161,7 +163,7 @@ def compare(engines: Mapping[str, Served], rounds: int) -> None:
         of_processor_time = ratio(processor[tier], processor["hot"])
         report(f"host_cache.{tier}.over_hot.of_processor_time", of_processor_time, unit="times")
         report(f"host_cache.{tier}.faster_than_computing", ratio(anew, mine), unit="times")
-        # In the first round nothing was there to evict.
+        # In the first round, there was nothing to evict.
         push = ratio(seen.pushes[tier][1:], seen.pushes["hot"][1:])
         report(f"host_cache.{tier}.push", push, unit="on / off")
 

@@ -1,11 +1,12 @@
-"""Decode with weights of 8 bits (`engine.weightDtype: int8`) beside bfloat16, in turns.
+"""Decode with weights of 8 bits (`engine.weightDtype: int8`) compared with bfloat16, in turns.
 
 Two models of random weights: the 33.6 M-parameter Qwen3 of "CPU serving", which a large cache may
-hold, and one of the size of Qwen3-0.6B, which it does not. 1 and 16 rows with prompts of 32 tokens;
-prompts are computed before the watch starts. `--prefill` measures chunks of 512 tokens instead.
-`--pages` sets pages of 8 bits (`engine.kvCacheDtype: fp8_e4m3`) beside bfloat16, in the same way.
-`--beside openvino` has OpenVINO GenAI take its turn, with the same threads, tokens and steps.
-Prints one JSON line a figure. On a machine shared with others the tokens of a CPU second count.
+hold, and one of the size of Qwen3-0.6B, which is too large for it. 1 and 16 rows with prompts of 32
+tokens; prompts are computed before the watch starts. `--prefill` measures chunks of 512 tokens
+instead. `--pages` compares pages of 8 bits (`engine.kvCacheDtype: fp8_e4m3`) with bfloat16, in the
+same way. `--beside openvino` has OpenVINO GenAI take its turn, with the same threads, tokens and
+steps. Prints one JSON line a figure. On a machine shared with others, only tokens per CPU second
+mean something.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ CHUNK_TOKENS = 512
 CHUNKS = 2
 SMALL = (16_384, 512, 1536, 8, 8, 4, 64)
 LARGE = (151_936, 1024, 3072, 28, 16, 8, 128)
-"""Vocabulary, hidden, intermediate, layers, heads, key heads and their size."""
+"""Sizes of the models: vocabulary, hidden, intermediate, layers, heads, key heads and head dim."""
 MODELS = {"33.6M": SMALL, "0.6B": LARGE}
 
 
 def write_model(folder: Path, sizes: tuple[int, ...]) -> None:
-    """Random weights in bfloat16, as far as they are wanted here: the numbers repeat."""
+    """Writes random weights in bfloat16; their numbers repeat, which is random enough here."""
     vocabulary, hidden, inner, layers, heads, kv_heads, dim = sizes
     config = {
         "architectures": ["Qwen3ForCausalLM"],
@@ -95,12 +96,12 @@ def engine_of(folder: Path, threads: int, **more: str) -> Engine:
 
 
 def prompts_of(count: int, tokens: int) -> list[list[int]]:
-    """Of which none begins like another one."""
+    """Prompts of which none begins like another one."""
     return [[(row * 131 + i) % 8_000 for i in range(tokens)] for row in range(count)]
 
 
 def decode(engine: Engine, steps: int, prompts: Sequence[Sequence[int]]) -> Run:
-    """So many steps in which a row of each prompt decodes."""
+    """A run of `steps` steps in which a row of each prompt decodes."""
     rows = len(prompts)
 
     def run(shift: int) -> Measured:
@@ -123,7 +124,7 @@ def decode(engine: Engine, steps: int, prompts: Sequence[Sequence[int]]) -> Run:
 
 
 def prefill(engine: Engine, chunks: int) -> Run:
-    """One prompt after the other, of a chunk each; counted are tokens of prompts."""
+    """A run of prompts, one after the other, of a chunk each; the tokens counted are theirs."""
 
     def run(shift: int) -> Measured:
         with stopwatch() as measured:
@@ -141,7 +142,8 @@ def prefill(engine: Engine, chunks: int) -> Run:
 def openvino_runs(
     folder: Path, threads: int, work: Mapping[str, Any], peers: ExitStack
 ) -> dict[str, Run]:
-    """OpenVINO GenAI with weights that NNCF compressed, with and without a zero for each output."""
+    """Runs of OpenVINO GenAI with weights compressed by NNCF, with and without a zero point for
+    each output."""
     runs = {}
     for weights in ("int8_asym", "int8_sym"):
         exported = f"{folder}/openvino-{weights}"
@@ -156,7 +158,7 @@ class Workload:
     name: str
     ours: Callable[[Engine], Run]
     theirs: Mapping[str, Any]
-    """As a peer's script reads it."""
+    """The workload as a peer's script reads it."""
 
 
 def workloads(arguments: argparse.Namespace) -> Iterator[Workload]:

@@ -1,10 +1,10 @@
-"""A prompt of 8 chunks beside 16 streaming requests: the gaps between the streams' tokens.
+"""A prompt of 8 chunks during 16 streaming requests: the gaps between the streams' tokens.
 
-The same requests with chunking on and off, with fixed chunks of many sizes, and with the chunk
-chosen for each step to keep a target, in turns. Gaps are taken by the engine's clock: from one
-step's tokens to the next one's, for every stream, while the long prompt is being computed. They are
-set against one mixed step, the median of those that computed a chunk. The target is a little more
-than that step takes, or what --target says. Prints one JSON line a figure.
+The same requests run in turns with chunking on and off, with fixed chunks of many sizes, and with
+the chunk chosen for each step to keep a target. A gap is the time from one step's tokens to the
+next one's, by the engine's clock, for every stream while the long prompt is being computed. Gaps
+are compared with one mixed step, the median of steps that computed a chunk. The target is a little
+more than such a step takes, or what --target says. Prints one JSON line a figure.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from benchmarks.cpu_serving import as_an_engine_process, write_model
 STREAMS = 16
 CHUNKS = 8
 FIXED_CHUNKS = (64, 96, 128, 160, 192, 256, 384, 512)
-"""Among which the best that keeps the target is looked for."""
+"""Tokens of the fixed chunks; the best of those that keep the target is reported."""
 LARGEST_CHUNK = 1024
-"""The most that may be chosen for a step."""
+"""Most tokens that may be chosen for a step."""
 LEARNING_STEPS = 200
-"""That the chosen one has seen before it is measured: fewer say little about a 99th percentile."""
+"""Steps before the chosen chunk is measured: fewer say little about a 99th percentile."""
 TARGET_STEPS = 1.25
 """The target, in mixed steps of the chunk that --chunk names."""
 GREEDY = Sampling(temperature=0.0)
@@ -43,12 +43,12 @@ GREEDY = Sampling(temperature=0.0)
 
 @dataclass
 class Observed:
-    """Seconds. `steps`: those that computed a part of the long prompt."""
+    """Seconds of gaps, of `steps` that computed a part of the long prompt, and of the prompt."""
 
     gaps: list[float] = field(default_factory=list)
     steps: list[float] = field(default_factory=list)
     prompt: float = 0.0
-    """From the arrival of the long prompt to its first token."""
+    """Seconds from the arrival of the long prompt to its first token."""
 
 
 Runs = dict[str, list[Observed]]
@@ -56,7 +56,8 @@ Clock = Callable[[], float]
 
 
 def engine_for(folder: Path, chunk: int, threads: int, **settings: Any) -> Engine:
-    """Decode rows share the budget: with their number added, a chunk is a chunk."""
+    """An engine with chunks of `chunk` prompt tokens. Decode rows share a step's budget, so the
+    number of streams is added to it."""
     config = resolved(
         EngineConfig.model_validate(
             {
@@ -73,12 +74,13 @@ def engine_for(folder: Path, chunk: int, threads: int, **settings: Any) -> Engin
 
 
 def observe(engine: Engine, prompt_tokens: int, turn: int, clock: Clock) -> Observed:
-    """Streams first; the long prompt arrives once they decode; all are dropped at the end."""
+    """The gaps of the streams during a prompt. It arrives once the streams decode, and all requests
+    are dropped at the end."""
     return observe_prompt(engine, [i % 1000 for i in range(prompt_tokens)], turn, clock)
 
 
 def observe_prompt(engine: Engine, prompt: list[int], turn: int, clock: Clock) -> Observed:
-    """See `observe`."""
+    """The gaps of the streams during `prompt`; see `observe`."""
     names = start_streams(engine, turn, 200, clock)
     long = f"{turn}-long"
     engine.scheduler.add(Generate(long, prompt, 4, GREEDY))
@@ -105,7 +107,7 @@ def observe_prompt(engine: Engine, prompt: list[int], turn: int, clock: Clock) -
 
 
 def start_streams(engine: Engine, turn: int, tokens: int, clock: Clock) -> list[str]:
-    """All of them decode when it returns."""
+    """Adds the streams' requests and runs steps until all of them decode; returns their names."""
     names = [f"{turn}-{index}" for index in range(STREAMS)]
     for index, name in enumerate(names):
         engine.scheduler.add(Generate(name, [index + 1] * 64, tokens, GREEDY, ignore_eos=True))
@@ -127,7 +129,7 @@ def step(engine: Engine, clock: Clock) -> tuple[bool, set[str]]:
 def in_turns(
     engines: Mapping[str, Engine], prompt: int, turns: Iterable[int], clock: Clock
 ) -> Runs:
-    """Each engine once a turn; the first turn warms up."""
+    """Runs each engine once a turn; the first turn is a warm-up."""
     runs: Runs = {kind: [] for kind in engines}
     for turn in turns:
         for kind, engine in engines.items():
@@ -137,7 +139,7 @@ def in_turns(
 
 
 def learn(engine: Engine, prompt: int, clock: Clock) -> None:
-    """The engine finds out what its steps take."""
+    """Runs turns that are not measured, until the engine has learnt how long its steps take."""
     turn = steps = 0
     while steps < LEARNING_STEPS:
         turn -= 1
@@ -183,7 +185,8 @@ def main() -> None:
 
 
 def summarise(runs: Runs) -> float:
-    """Medians over the turns, of each turn's worst and 99th-percentile gap; returns a step."""
+    """Reports medians over the turns, of each turn's worst and 99th-percentile gap; returns the
+    seconds of a mixed step."""
     one_step = statistics.median(s for run in runs["chunked"] for s in run.steps)
     report("interference.mixed_step", 1000 * one_step, "ms")
     for kind, observed in runs.items():
@@ -199,8 +202,8 @@ def summarise(runs: Runs) -> float:
 
 
 def compare(runs: Runs, target: float) -> None:
-    """The chosen chunk against the best fixed one, of those whose gaps keep the target too. A gap
-    counts in all turns together: so many are needed for a 99th percentile."""
+    """Reports the chosen chunk against the best fixed chunk whose gaps keep the target too. The
+    gaps of all turns count together, since a 99th percentile needs that many."""
     p99 = {
         kind: percentile_99([g for run in seen for g in run.gaps]) for kind, seen in runs.items()
     }

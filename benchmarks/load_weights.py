@@ -1,7 +1,8 @@
-"""Loading weights to a device, beside a plain read of the same file, each with an empty page cache.
+"""Loading weights to a device, compared with a plain read of the file, each with an empty page
+cache.
 
 Prints one JSON line: medians in GB/s, and their ratio. Without `--device cuda` blocks are read into
-the buffers as on a GPU, and copied nowhere: what is left is the disk and the readers.
+the buffers as on a GPU, and copied nowhere: the disk and the readers alone are measured.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torch import Tensor
 from benchmarks.turns import report, scaled
 
 SHAPE: Final = (4096, 12_288)
-"""Of a feed-forward matrix of an 8 B model: 96 MiB in bfloat16."""
+"""Shape of a feed-forward matrix of an 8 B model: 96 MiB in bfloat16."""
 
 
 class NoCopies:
@@ -81,7 +82,7 @@ def matrix(number: int) -> Tensor:
 
 
 def rate(path: Path, load: Callable[[Path], None]) -> float:
-    """GB/s, from the disk."""
+    """Rate of a load in GB/s, from the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(descriptor)
@@ -91,7 +92,7 @@ def rate(path: Path, load: Callable[[Path], None]) -> float:
 
 
 def read(path: Path) -> None:
-    """One thread, blocks of the same size."""
+    """Reads a file in one thread, in blocks of the loader's size."""
     buffer = bytearray(BLOCK_BYTES)
     with path.open("rb", buffering=0) as file:
         while file.readinto(buffer):

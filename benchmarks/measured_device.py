@@ -1,7 +1,7 @@
 """A real model as a replay's device: each step is computed and timed, on the replay's clock.
 
-So arrivals, queues and latencies are those of a machine that does nothing else, and a run can be
-simulated afterwards with the cost that its own steps fit.
+So arrivals, queues and latencies are as on a machine that does nothing else. A run can be simulated
+afterwards with the cost that fits its own steps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ Clock = Callable[[], float]
 
 
 class MeasuredDevice:
-    """Answers end where the trace says; what the model draws is computed and not used."""
+    """Computes and times each step. Answers end where the trace says, so sampled tokens are not
+    used."""
 
     host_seconds = 0.0
     ahead = 0
@@ -43,7 +44,7 @@ class MeasuredDevice:
         return tokens, seconds
 
     def _in_vocabulary(self, batch: Batch) -> Batch:
-        """A trace's token ids are larger than any model's."""
+        """The batch with token ids that the model has: those of a trace are larger."""
         rows = [
             replace(row, token_ids=tuple(token % self._vocabulary for token in row.token_ids))
             for row in batch.extend_rows
@@ -72,8 +73,8 @@ def fitted(name: str, engine: Engine, steps: Sequence[tuple[StepShape, float]]) 
 
 
 def _least_squares(features: np.ndarray) -> np.ndarray:
-    """Coefficients whose products with each row are nearest to 1; none negative: the most negative
-    one is left out until there is none."""
+    """Coefficients whose products with each row are nearest to 1. Negative ones are left out, the
+    most negative first, until none is left."""
     kept = list(range(features.shape[1]))
     while True:
         answers = np.ones(len(features))

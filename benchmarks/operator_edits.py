@@ -36,7 +36,7 @@ class Replicas:
     @classmethod
     @asynccontextmanager
     async def followed(cls, cluster: Cluster) -> AsyncIterator[Replicas]:
-        """Follows every service as long as the `async with` block lasts."""
+        """Follows every service until the `async with` block ends."""
         replicas = cls()
         query = {"labelSelector": SELECTOR}
         found = await cluster.send(Request("GET", path(DEPLOYMENT, None), query))
@@ -57,7 +57,8 @@ class Replicas:
             )
 
     def since(self, place: Place) -> float:
-        """When it began to ask for what it asks for."""
+        """Monotonic seconds at which the Deployment of `place` began to ask for its present
+        engines."""
         return self._since[place]
 
     async def _follow(self, cluster: Cluster, version: str) -> None:
@@ -99,7 +100,8 @@ async def edit_latencies(
 async def storm_seconds(
     cluster: Cluster, replicas: Replicas, places: Sequence[Place], engines: int
 ) -> float:
-    """Seconds from the first of as many edits as the API server takes to the last Deployment."""
+    """Seconds until the last Deployment follows, when all edits are sent as fast as the API server
+    takes them."""
     started = time.monotonic()
     await in_parallel(lambda place: scale(cluster, place, engines), places)
     await replicas.until(places, engines)

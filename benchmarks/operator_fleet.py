@@ -32,7 +32,7 @@ NODES = 10
 CAPACITY = {"cpu": "100k", "memory": "1Pi", "pods": "1M", "ephemeral-storage": "1Pi"}
 """Room on one node, which is never what a pod waits for."""
 AT_ONCE = 8
-"""Requests of ours in flight, so that it is not the client that is measured."""
+"""Our requests in flight: enough that the client is not the bottleneck."""
 POLL_SECONDS = 3.0
 
 
@@ -42,7 +42,7 @@ class Size:
 
     services: int
     pods_per_service: int
-    """The router's and the engines'."""
+    """Pods of the router and of the engines."""
 
     @property
     def engines(self) -> int:
@@ -56,7 +56,7 @@ class Size:
 
 @contextmanager
 def fake_kubelets(plane: ControlPlane, directory: Path) -> Iterator[None]:
-    """A scheduler, and KWOK for every node, as long as the `with` block lasts."""
+    """A scheduler, and KWOK for every node, until the `with` block ends."""
     scheduler = scheduler_argv(
         ensure_binaries().program("kube-scheduler"), plane.kubeconfig, ADDRESS
     )
@@ -126,7 +126,8 @@ async def _create(cluster: Cluster, kind: Kind, manifest: Manifest) -> None:
 
 
 async def _node(cluster: Cluster, name: str) -> None:
-    """A node without the taint that the API server gives to new ones. KWOK keeps what it has."""
+    """Creates a node without the taint that the API server gives to new ones. KWOK keeps its
+    capacity."""
     head = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
     status = {"capacity": CAPACITY, "allocatable": CAPACITY}
     await _create(cluster, NODE, {**head, "status": status})

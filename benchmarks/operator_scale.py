@@ -67,7 +67,7 @@ available `MIN_READY_SECONDS` after it is ready."""
 COUNTED_EDITS = 3
 """Edits of one service each whose API calls are counted."""
 SERVED_SECONDS = 180.0
-"""An API server that begins with a large fleet answers its first listing late."""
+"""Seconds to wait for the API server: with a large fleet, it answers its first listing late."""
 DONE = re.compile(
     r'^sluice_operator_reconcile_total\{kind="(\w+)",outcome="success"\} ([\d.]+)', re.MULTILINE
 )
@@ -248,7 +248,7 @@ async def _metrics(operator: OperatorProcess) -> str:
 
 
 async def _reconciled(operator: OperatorProcess) -> dict[str, float]:
-    """How often each kind was."""
+    """Number of reconciles so far, by kind."""
     return {kind: float(value) for kind, value in DONE.findall(await _metrics(operator))}
 
 

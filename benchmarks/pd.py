@@ -1,9 +1,9 @@
-"""Two pools against the same engines mixed, for real.
+"""Two pools compared with the same engines mixed, for real.
 
-One prefill and one decode engine with a router, beside two mixed engines with a router. All are
-processes of one thread, of the 33.6 M-parameter model of "CPU serving"; they are there all the time
+One prefill and one decode engine with a router, and two mixed engines with a router. All are
+processes of one thread, of the 33.6 M-parameter model of "CPU serving". They are there all the time
 and take turns at the same requests: prompts and answers drawn with a seed, Poisson arrivals. Then
-requests one after another, to engines directly and through the router. Prints one JSON line a
+requests come one after another, to engines directly and through the router. Prints one JSON line a
 figure.
 """
 
@@ -43,7 +43,7 @@ VOCABULARY = 200
 """Tokens that the tokenizer has."""
 COMPLETIONS = "/v1/completions"
 LETTER = 97
-"""The only token that is drawn: text that is no UTF-8 yet would be held back."""
+"""The only token that answers have: the engine would hold back tokens that are no UTF-8 yet."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,13 @@ class Asked:
 
 @dataclass(frozen=True)
 class Seen:
-    """One answer; seconds."""
+    """One answer, in seconds."""
 
     first: float
     gaps: list[float]
     tokens: int
     ended: float
-    """On the clock of the run."""
+    """Time of the end, on the clock of the run."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Fleet:
     name: str
     router: str
     engines: tuple[str, ...]
-    """The one that answers first."""
+    """URLs of the engines; the first engine is the one that answers requests."""
 
 
 def main() -> None:
@@ -110,7 +110,7 @@ async def measure(folder: Path, options: argparse.Namespace) -> None:
 
 
 def requests(count: int, rate: float, seed: int) -> list[Asked]:
-    """Tokens differ from seed to seed and from rate to rate, so that no prefix is known."""
+    """Requests with tokens that differ between seeds and rates, so that no prefix is cached."""
     draw, now, made = random.Random(f"{seed}/{rate}"), 0.0, []
     for _ in range(count):
         prompt = [draw.randrange(VOCABULARY) for _ in range(draw.randint(*PROMPT_TOKENS))]
@@ -120,7 +120,7 @@ def requests(count: int, rate: float, seed: int) -> list[Asked]:
 
 
 async def play(client: aiohttp.ClientSession, fleet: Fleet, asked: Sequence[Asked]) -> list[Seen]:
-    """Each request at its time."""
+    """Sends each request at its time; returns their answers."""
     began = time.perf_counter()
 
     async def one(request: Asked) -> Seen:
@@ -196,7 +196,7 @@ def quantile(values: Sequence[float], percent: int) -> float:
 
 
 async def router_adds(client: aiohttp.ClientSession, found: Sequence[Fleet], count: int) -> None:
-    """Time to the first token, directly and through the router, in turns."""
+    """Reports the time to the first token, directly and through the router, in turns."""
     for fleet in found:
         times: dict[str, list[float]] = {"direct": [], "router": []}
         for number, asked in enumerate(requests(2 * count, 1.0, seed=2_000)):
@@ -214,7 +214,7 @@ async def router_adds(client: aiohttp.ClientSession, found: Sequence[Fleet], cou
 
 
 def direct_headers(fleet: Fleet, asked: Asked) -> dict[str, str] | None:
-    """What the router would send to the decode engine."""
+    """Headers with which the router would send a request to the decode engine."""
     if fleet.name == "mixed":
         return None
     with urllib.request.urlopen(f"{fleet.engines[1]}/load", timeout=5) as told:
@@ -234,7 +234,7 @@ def report(figure: str, value: float, **more: object) -> None:
 
 @asynccontextmanager
 async def fleets(folder: Path) -> AsyncIterator[list[Fleet]]:
-    """Both, each behind its router."""
+    """Both fleets, each behind its router."""
     key = folder / "handover.key"
     key.write_bytes(KEY)
     async with AsyncExitStack() as stack:

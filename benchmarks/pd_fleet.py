@@ -1,9 +1,9 @@
-"""Two pools against the same GPUs mixed, simulated at the size of a fleet.
+"""Two pools compared with the same GPUs mixed, simulated at the size of a fleet.
 
-Cost models are limits of the devices at 81 % for Llama-3-8B in bfloat16, as the preset of the H200
-is; of unlike GPUs each gets its own. A trace comes so many times as fast as it is, and what counts
-is the fastest at which a promise is kept: of the first token and of the mean time between tokens.
-Prints one JSON line a run, and one table.
+Cost models are the devices' limits at 81 % for Llama-3-8B in bfloat16, like the preset of the H200;
+of unlike GPUs each has its own. A trace is sped up. The result is the highest speed at which a
+promise is kept: of the first token and of the mean time between tokens. Prints one JSON line a run,
+and one table.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from sluice_simulator.traces.read import read_trace
 from sluice_simulator.traces.request import Trace, at_rate, window
 
 REACHED = 0.81
-"""Of what a device could do at most."""
+"""Share of a device's limits that is reached."""
 GFLOP, PAIR_FLOP = 15.0e9, 0.52e6
-"""Of a token; of a pair of tokens that attend."""
+"""FLOP of a token, and of a pair of tokens that attend."""
 WEIGHT_BYTES, KV_BYTES = 15.0e9, 131_072
-"""KV: of a token."""
+"""Bytes of all weights, and of the KV cache of one token."""
 PAGE = 16
 CONTEXT = 131_072
 TPOT_SECONDS = 0.05
 GOOD_SHARE = 0.9
-"""Of the requests that must have what is promised."""
+"""Share of the requests that must keep the promise."""
 UNLIKE_FASTER = 5.0
-"""Speed to begin with on the unlike GPUs, as so many times that of 4 A100."""
+"""First speed to try on the unlike GPUs, as a multiple of that of 4 A100."""
 GRID, GRID_STEP = 20, 1.15
-"""Speeds that are tried, by halving."""
+"""Number of speeds in the grid that is searched by halving, and their ratio."""
 
 
 def cost(name: str, tflops: float, terabytes: float, pool_tokens: int) -> Cost:
-    """Of a GPU with so many TFLOP/s in bfloat16 and TB/s of memory."""
+    """Cost of a GPU with these TFLOP/s in bfloat16 and TB/s of memory."""
     rate, memory = tflops * 1e12 * REACHED, terabytes * 1e12 * REACHED
     return Cost(
         name=name,
@@ -82,7 +82,8 @@ class Setup:
 
 
 def settings(device: Cost, chunk: int, *, target: bool = False) -> SchedulerSettings:
-    """`target`: chunks are cut so that steps keep the promise of tokens."""
+    """Settings of an engine. `target`: chunks are cut so that steps keep the promised time between
+    tokens."""
     return SchedulerSettings(
         limits=Limits(device.context_length, device.kv_pool_tokens),
         page_size=PAGE,
@@ -101,8 +102,8 @@ def pool(role: Role, replicas: int, device: Cost, chunk: int, *, target: bool = 
 
 
 def setups() -> Iterator[Setup]:
-    """NVLink of a host with 4 A100: 300 GB/s each way; between hosts 100 Gb/s for each GPU, or in
-    all: a quarter of it for each that prefills."""
+    """Arrangements of engines. Links: NVLink within a host of 4 A100, 300 GB/s each way; between
+    hosts 100 Gb/s for each GPU, or for the host, which is a quarter for each prefill engine."""
     nvlink, network = 300e9, 12.5e9
     for name, target in (("4 mixed", False), ("4 mixed, itl 50 ms", True)):
         mixed = pool(Role.MIXED, 4, A100_40, 4_096, target=target)
@@ -125,15 +126,15 @@ def setups() -> Iterator[Setup]:
 
 @dataclass(frozen=True)
 class Load:
-    """A trace, as fast as it can be borne."""
+    """A trace and its promise, to be sped up until the promise is broken."""
 
     trace: Trace
     ttft_seconds: float
-    """Promised."""
+    """Promised seconds to the first token."""
     slowest: float
-    """Speed to begin with, on 4 A100."""
+    """First speed to try, on 4 A100."""
     seconds: float
-    """Length of a run."""
+    """Seconds of a run."""
 
     def at(self, speed: float) -> Trace:
         return at_rate(window(self.trace, 0.0, self.seconds * speed), speed)
@@ -141,13 +142,13 @@ class Load:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one run."""
+    """Results of one run."""
 
     rate: float
     """Requests per second."""
     served: int
     good: float
-    """Share of the requests that had what is promised."""
+    """Share of the requests that kept the promise."""
     ttft: Spread
     itl: Spread
     output_rate: float
@@ -189,7 +190,8 @@ def play(setup: Setup, load: Load, speed: float) -> Outcome:
 
 
 def goodput(setup: Setup, load: Load) -> tuple[float, Outcome]:
-    """The highest speed of the grid at which the promise is kept; at the least the lowest."""
+    """The highest speed of the grid at which the promise is kept, or else the lowest of the
+    grid."""
     first = load.slowest * (1.0 if setup.fleet.startswith("4 A100") else UNLIKE_FASTER)
     speeds = [first * GRID_STEP**number for number in range(GRID)]
     best, low, high = None, 0, GRID

@@ -1,4 +1,4 @@
-"""One hand-over looked at closely: how much of it hides behind prefill, and what is left of it.
+"""One hand-over looked at closely: how much of it is hidden by prefill, and how much remains.
 
 A prefill engine is another process, the decode engine this one; both run their loops with real
 backends and connections, without HTTP. A long prompt goes over in chunks, then short ones. Both
@@ -52,11 +52,11 @@ CHUNK, CONTEXT = 1_024, 16_384
 LONG, SHORT = 9 * CHUNK, 64
 """Tokens of the prompts; 8,192 bytes each, so the long one has 75 MB in 9 chunks."""
 BOUND_MS = 10.0
-"""Beside bytes ÷ bandwidth."""
+"""Milliseconds that may be added to bytes ÷ bandwidth."""
 
 
 class Watched:
-    """A role and an executor that note when things happen; all else is theirs."""
+    """A role and an executor that note times of events; everything else is passed on to them."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Watched:
         self._tell = tell
         self.ahead = executor.ahead
         self.reads: list[tuple[float, int, float]] = []
-        """After each turn: the time, bytes and seconds of reads so far."""
+        """Time, bytes and seconds of reads so far, after each turn."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._role, name)
@@ -96,7 +96,7 @@ class Watched:
 def engine(
     folder: Path, role: str, backend: str, tell: Callable[[str, float], None]
 ) -> Iterator[tuple[ThreadLink, EngineReady, Watched]]:
-    """A loop in a thread."""
+    """An engine's loop in a thread."""
     settings = {
         "model": {"uri": str(folder)},
         "role": Role(role),
@@ -137,7 +137,7 @@ def engine(
 
 
 def serve(folder: Path, backend: str) -> None:
-    """A prefill engine until standard input ends; one line for each computed chunk."""
+    """Runs a prefill engine until standard input ends; prints a line for each computed chunk."""
     with engine(
         folder, "prefill", backend, lambda what, at: print(json.dumps([what, at]), flush=True)
     ) as (_, ready, _watched):
@@ -147,7 +147,7 @@ def serve(folder: Path, backend: str) -> None:
 
 @contextmanager
 def prefill_engine(folder: Path, backend: str) -> Iterator[tuple[PrefillEngine, deque[float]]]:
-    """Another process, and when it computed chunks."""
+    """A prefill engine in another process, and the times at which it computed chunks."""
     command = [
         sys.executable,
         "-m",
@@ -218,7 +218,7 @@ def measure(folder: Path, backend: str, rounds: int) -> None:
 
 
 def ask(link: ThreadLink, prompt: list[int], prefill: PrefillEngine) -> None:
-    """Returns when it has ended."""
+    """Sends a request with a prompt, and returns when it has ended."""
     request = Generate(
         secrets.token_hex(4),
         prompt,
@@ -241,7 +241,7 @@ def ask(link: ThreadLink, prompt: list[int], prefill: PrefillEngine) -> None:
 def facts(
     sent: float, chunks: list[float], decodes: float, reads: list[tuple[float, int, float]]
 ) -> dict[str, float]:
-    """Of one prompt. `reads` are sums since the engine's start."""
+    """Figures of the hand-over of one prompt. `reads` are sums since the engine's start."""
     start_bytes, start_seconds = reads[0][1:]
     hidden = [each for each in reads if each[0] <= chunks[-1]][-1]
     total = reads[-1][1] - start_bytes

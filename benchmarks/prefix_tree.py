@@ -1,9 +1,9 @@
 """The prefix tree by itself: microseconds to match and to insert a prompt, page 1.
 
 Two workloads: 256 unrelated prompts of 100 to 1,024 tokens, and conversations that share a system
-prompt and grow turn by turn, whose paths are deep. With `--sglang FOLDER` (its wheel, unzipped, and
-whatever that imports) the same calls run on SGLang's RadixCache, and each figure has its ratio.
-For both, keys are made and garbage of that is collected before the clock starts, the collector
+prompt and grow turn by turn, whose paths are deep. With `--sglang FOLDER` (its unzipped wheel and
+the modules that it imports) the same calls run on SGLang's RadixCache, and each figure has its
+ratio. For both, keys are made and their garbage is collected before the clock starts, the collector
 stays on, and a match finds the path without listing its pages. Prints one JSON line a figure.
 """
 
@@ -36,12 +36,13 @@ class Tree(Protocol):
 
     def insert(self, number: int) -> None: ...
     def match(self, number: int) -> int:
-        """Tokens found."""
+        """Number of tokens found for a prompt."""
         ...
 
 
 class Ours:
-    """What the scheduler does: match, lock, extend behind the lock, unlock."""
+    """Sluice's tree, called as the scheduler calls it: match, lock, extend behind the lock,
+    unlock."""
 
     def __init__(self, prompts: Sequence[Sequence[int]]) -> None:
         self._tree = PrefixCache(1)
@@ -61,7 +62,7 @@ class Ours:
 
 
 def sglang(folder: str) -> Callable[[Sequence[Sequence[int]]], Tree]:
-    """SGLang's tree behind the same two calls."""
+    """SGLang's tree behind the two calls of `Tree`."""
     sys.path += [folder, f"{folder}/../deps"]
     torch = importlib.import_module("torch")
     cache = importlib.import_module("sglang.srt.mem_cache.radix_cache")
@@ -110,7 +111,7 @@ def conversations() -> list[list[int]]:
 
 @dataclass
 class Times:
-    """Microseconds a prompt, the median of the rounds."""
+    """Microseconds for one prompt, as the median of the rounds."""
 
     insert: float
     match: float
@@ -119,7 +120,7 @@ class Times:
 def measure(
     makers: Sequence[Callable[[Sequence[Sequence[int]]], Tree]], prompts: Sequence[Sequence[int]]
 ) -> list[Times]:
-    """The makers take turns, so that what disturbs one disturbs the others."""
+    """Times of each maker's tree. The makers take turns, so that disturbances hit all of them."""
     inserts: list[list[float]] = [[] for _ in makers]
     matches: list[list[float]] = [[] for _ in makers]
     for _ in range(ROUNDS):

@@ -1,10 +1,10 @@
 """What the router adds: time to first token, and 200 streams at once without loss.
 
-A stand-in engine streams events at a fixed pace from its own process; the same requests go to it
-directly, through the router, through one that has the service's key and so takes ids out of each
-event to resume with, through one that names a prefill engine as well (two pools) and, when the
-program is there (`--nginx` or on PATH), through nginx with buffering off, in turns. Prints one JSON
-line a figure.
+A stand-in engine streams events at a fixed pace from its own process. The same requests go to it in
+turns by several ways: directly; through the router; through one with the service's key, which takes
+ids out of each event to resume with; through one that also names a prefill engine (two pools); and,
+if it is installed (`--nginx` or on PATH), through nginx with buffering off. Prints one JSON line a
+figure.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def main() -> None:
 
 
 async def measure(options: argparse.Namespace) -> None:
-    """Every figure, printed as it is known."""
+    """Prints every figure as soon as it is known."""
     connector = aiohttp.TCPConnector(limit=0)
     async with ways(options) as all_ways, aiohttp.ClientSession(connector=connector) as client:
         await one_after_another(client, all_ways, 20)  # warms connections and code paths
@@ -123,7 +123,7 @@ async def measure(options: argparse.Namespace) -> None:
 async def one_after_another(
     client: aiohttp.ClientSession, all_ways: list[Way], requests: int
 ) -> dict[str, list[float]]:
-    """Times to the first event, the ways taking turns so that noise meets all alike."""
+    """Times to the first event. The ways take turns, so that noise hits all alike."""
     times: dict[str, list[float]] = {way.name: [] for way in all_ways}
     for _ in range(requests):
         for way in all_ways:
@@ -132,7 +132,7 @@ async def one_after_another(
 
 
 def p99_added(alone: dict[str, list[float]], way: Way) -> float:
-    """Added to the 99th percentile."""
+    """Seconds that a way adds to the 99th percentile."""
     return quantile99(alone[way.name]) - quantile99(alone["direct"])
 
 
@@ -141,7 +141,8 @@ def quantile99(values: list[float]) -> float:
 
 
 async def at_once(client: aiohttp.ClientSession, way: Way, streams: int, tokens: int) -> None:
-    """Many streams together: none may lose an event; what they cost the processes between."""
+    """Reports many streams together, of which none may lose an event, and the CPU time of the
+    processes in between."""
     await asyncio.gather(*(stream(client, way, tokens=1) for _ in range(streams)))  # connections
     before = cpu_seconds(way)
     started = time.perf_counter()
@@ -176,7 +177,7 @@ def report(figure: str, way: Way, value: float) -> None:
 
 @asynccontextmanager
 async def ways(options: argparse.Namespace) -> AsyncIterator[list[Way]]:
-    """The engine, and the processes before it."""
+    """The ways to the engine, with the processes in front of it."""
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         with_key = ["--handover-key-file", key_file(folder)]
@@ -263,8 +264,8 @@ def resident_mebibytes(pid: int) -> float:
 
 
 async def stand_in_engine(port: int, pace_seconds: float, role: Role) -> None:
-    """Streams as many events as the prompt's first digits say, at a pace; with ids, to routers that
-    ask for them. One of role prefill is asked for its load alone."""
+    """Streams as many events as the prompt's first digits say, at a pace, and with ids for routers
+    that ask for these. A prefill engine is asked only for its load."""
 
     async def completion(request: web.Request) -> web.StreamResponse:
         body, private = await request.read(), PRIVATE_HEADER in request.headers
@@ -290,7 +291,7 @@ async def stand_in_engine(port: int, pace_seconds: float, role: Role) -> None:
 
 
 def comment(number: int) -> bytes:
-    """What a router with a key is told of one event."""
+    """The comment by which a router with a key learns the tokens of one event."""
     return comment_line(EventComment(c=[(0, [100_000 + number])])) if number else START
 
 

@@ -1,11 +1,11 @@
 """CPU time of one scheduler step, `next_batch` and `process` together, at 256 running requests.
 
-Prefix cache, 16-token pages, mixed batches, and a pool that is too small for what is admitted:
-waves of short answers teach the scheduler to reserve little, and the long ones after them outgrow
-it, so that one request in ten is sent back to the queue. Every other prompt begins with one of
-eight system prompts, every 32nd is long and cut, answers are inserted when they end, and prefixes
-evicted. Clients set no max_tokens. A stand-in draws the tokens. The garbage collector stays on, as
-the engine's process has it. Prints one JSON line a figure.
+Prefix cache, 16-token pages, mixed batches, and a pool too small for the admitted requests. Waves
+of short answers teach the scheduler to reserve little; the long answers after them outgrow the
+reserve, so that one request in ten is sent back to the queue. Every other prompt begins with one of
+eight system prompts, and every 32nd is long and cut. Answers are inserted when they end, and
+prefixes evicted. Clients set no max_tokens. A stand-in draws the tokens. The garbage collector
+stays on, as in the engine's process. Prints one JSON line a figure.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.wire.messages import Generate, Sampling
 
 ROWS = 288
-"""Running are 256 on average: after a wave of retractions there are fewer for a while."""
+"""Most running requests. On average 256 run: after a wave of retractions, fewer run for a while."""
 POOL_PAGES = 10_500
 PAGE_SIZE = 16
 CHUNK_SIZE = 1024
@@ -45,19 +45,19 @@ LONG_ANSWER_TOKENS = (600, 700)
 STOP, TOKEN = 0, 7
 QUEUE = 8
 STEP_SECONDS = 0.02
-"""A step on the scheduler's clock."""
+"""Seconds of a step on the scheduler's clock."""
 LONG_QUEUE = 128
-"""As many as a policy looks up in the prefix cache."""
+"""Waiting requests that a policy looks up in the prefix cache."""
 
 
 @dataclass
 class Traffic:
-    """Requests one after the other, and what the model says to them: a stand-in."""
+    """Requests one after the other, and a stand-in for the model's answers."""
 
     draw: random.Random = field(default_factory=lambda: random.Random(0))
     systems: list[list[int]] = field(default_factory=list)
     left: Counter[str] = field(default_factory=Counter)
-    """Tokens to come of each answer."""
+    """Tokens that each answer still lacks."""
     rows: dict[int, str] = field(default_factory=dict)
     made: int = 0
 
@@ -86,7 +86,7 @@ class Traffic:
         )
 
     def answer(self, batch: Batch) -> SampledTokens:
-        """What the runner would return for the batch."""
+        """Sampled tokens for a batch, in place of the runner's."""
         for row in batch.added_rows:
             self.rows[row.row] = row.request_id
         names = [self.rows[row] for row in batch.sampling_rows]
@@ -116,7 +116,7 @@ def scheduler(policy: str) -> Scheduler:
 
 @dataclass
 class Measured:
-    """CPU time of the steps, and what was in them. The warm-up is in none of it."""
+    """CPU time of the steps, and their requests. The warm-up does not count."""
 
     milliseconds: list[float] = field(default_factory=list)
     running: list[int] = field(default_factory=list)
@@ -144,7 +144,7 @@ class Measured:
 
 
 def measure(policy: str, queue: int, steps: int, warm_up: int = 1000) -> Measured:
-    """`queue`: requests that wait before each step."""
+    """CPU times of `steps` steps. `queue`: requests that wait before each step."""
     engine, traffic = scheduler(policy), Traffic()
     collect_garbage_rarely()
     for now in range(warm_up):

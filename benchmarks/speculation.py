@@ -1,14 +1,16 @@
 """The workload "copying": what drafts from a request's own tokens gain at 1, 4, 16 and 64 rows.
 
 The 33.6 M-parameter Qwen3 of "CPU serving" in bfloat16. Random weights copy nothing, so its output
-layer is set: after each token the next one of a phrase is the most probable, and the prompt has the
-phrase twice. At a high temperature one token in 150 or so is another, and another phrase begins,
-which has no draft until it was there once. "novel" are random weights as they are: there is nothing
-to draft. "drafted": a model drafts, the first two of the eight layers with embedding and output
-layer. The others change little, so it is nearly always right; its prompts have no phrase twice.
+layer is set: after each token of a phrase the next one is the most probable, and the prompt has the
+phrase twice. At a high temperature, about one token in 150 is another one. It begins another
+phrase, which has no draft before it was there once.
 
-The same engine with and without drafts, in turns; a ratio is the median of the rounds'. Prints one
-JSON line a figure.
+"novel": random weights as they are, so there is nothing to draft. "drafted": the drafts come from a
+model of the first two of the eight layers, with embedding and output layer. The other layers change
+little, so the drafts are nearly always right; no prompt has a phrase twice.
+
+The same engine runs with and without drafts, in turns; a ratio is the median of the rounds'. Prints
+one JSON line a figure.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ ROUNDS = 5
 PHRASE = 64
 VOCABULARY = 16_384
 ANSWERS = {1: 384, 4: 256, 16: 128, 64: 96}
-"""Tokens of each row."""
+"""Answer tokens of each row, by number of rows."""
 DRAFTS = 4
 
 
@@ -51,7 +53,7 @@ class Workload:
     temperature: float
     copies: bool
     prompt: int = 2 * PHRASE
-    """Tokens."""
+    """Tokens of a prompt."""
 
 
 NOVEL = Workload("novel", 1.0, copies=False)
@@ -111,7 +113,7 @@ def engine_for(folder: Path, threads: int, speculation: dict[str, Any] | None) -
 
 
 def prompts(work: Workload, rows: int, shift: int, vocabulary: int = VOCABULARY) -> list[list[int]]:
-    """Each of one phrase, from another place on, or of tokens by chance."""
+    """Prompts of one phrase each, beginning at another place, or of random tokens."""
     draw = random.Random(shift)
     made = []
     for _ in range(rows):
@@ -124,7 +126,7 @@ def prompts(work: Workload, rows: int, shift: int, vocabulary: int = VOCABULARY)
 
 
 def run(engine: Engine, work: Workload, rows: int, shift: int) -> Measured:
-    """All rows, from their first token on to the last."""
+    """Runs all rows; measures from their first token to the last."""
     for index, prompt in enumerate(prompts(work, rows, shift)):
         sampling = Sampling(temperature=work.temperature, seed=shift * 1000 + index)
         name = f"{work.name}-{rows}-{shift}-{index}"
@@ -148,7 +150,7 @@ def step(engine: Engine) -> int | None:
 
 
 def compare(engines: dict[str, Engine], work: Workload, rows: int, rounds: int) -> None:
-    """Reports one workload at so many rows."""
+    """Reports one workload at `rows` rows."""
     before = engines["on"].scheduler.status()
     runs = {
         name: lambda shift, engine=engine: run(engine, work, rows, shift)

@@ -1,7 +1,7 @@
 """Cold start of one engine: process start to `/health`, to `/ready`, and to the first token.
 
-Prints one JSON line a figure: the median of `--runs` runs with a warm page cache, beside the time
-that `import torch` alone takes on the same machine in the same run.
+Prints one JSON line a figure: the median of `--runs` runs with a warm page cache. For comparison,
+the time that `import torch` alone takes on the same machine in the same run.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def measure(model: str) -> dict[str, float]:
 
 @contextmanager
 def started_engine(config: dict[str, Any]) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Where an engine will listen, and its process, which ends with the context."""
+    """The address at which an engine will listen, and its process, which ends with the context."""
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "engine.json")

@@ -1,10 +1,10 @@
 """Where a step's time goes, and how far a run is from the limits of the machine.
 
-A step is split by the profiler into matrix products, attention (rotation and storing with it), the
-other operators, waiting where the shards of a layer meet, and what is left: Python. It is the time
-of the thread that runs the loop, which computes one of the shards; threads inside one operator wait
-for each other in that operator's time. Ceilings come from this process, in the same run: the best
-rate of a large bfloat16 product, and of reading memory.
+The profiler splits a step into matrix products, attention (rotation and storing with it), other
+operators, waiting where the shards of a layer meet, and the rest: Python. Times are those of the
+thread that runs the loop and computes one of the shards. Threads inside one operator wait for each
+other in that operator's time. Limits are measured by this process, in the same run: the best rate
+of a large bfloat16 product, and of reading memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KINDS: Final = {"products": PRODUCTS, "attention": ATTENTION, "waiting": WAITING
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Milliseconds of one step."""
+    """Milliseconds of one step, by kind of work."""
 
     products: float
     attention: float
@@ -72,7 +72,8 @@ def product_rate(spec: ModelSpec) -> float:
 
 
 def read_rate(size_bytes: int) -> float:
-    """Bytes/s of reading so much again and again: of one step's weights, keys and values, say."""
+    """Bytes/s of reading `size_bytes` again and again: those of one step's weights, keys and
+    values, for example."""
     numbers = torch.ones(size_bytes // 4)
     return size_bytes / _best_seconds(numbers.sum)
 
@@ -95,7 +96,8 @@ class Work:
 
 
 def least_work(spec: ModelSpec, prompts: Iterable[int], answers: Iterable[int]) -> Work:
-    """All requests decode together: every step reads the weights once, and each row its past."""
+    """Least work of a workload whose requests all decode together: every step reads the weights
+    once, and each row its past."""
     prompts, answers = list(prompts), list(answers)
     qkv = spec.hidden_size * (spec.heads + 2 * spec.kv_heads) * spec.head_dim
     layer = (
@@ -105,7 +107,7 @@ def least_work(spec: ModelSpec, prompts: Iterable[int], answers: Iterable[int]) 
     )
     body, head = spec.layers * layer, spec.hidden_size * spec.vocabulary_size
     tokens = sum(prompts) + sum(answers)
-    # The past of token p is p tokens, of which each query head multiplies keys and values.
+    # The past of token p has p tokens. Each query head multiplies their keys and values.
     past = sum((p + a) ** 2 / 2 for p, a in zip(prompts, answers, strict=True))
     decoded_past = sum((p + a / 2) * a for p, a in zip(prompts, answers, strict=True))
     number_bytes = 2

@@ -1,4 +1,4 @@
-"""What structured output takes: until the first mask, and for each token, without a model.
+"""Cost of structured output without a model: the time until the first mask, and for each token.
 
 `python -m benchmarks.structured [--rows N]`: grammars of several kinds over a made-up vocabulary of
 150,000 tokens; a line of JSON each. Tokens are drawn at random from the masks, with a seed.

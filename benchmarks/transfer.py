@@ -1,4 +1,4 @@
-"""Our `PageReader` beside Mooncake's engine alone: the same bytes in the same pieces.
+"""Our `PageReader` compared with Mooncake's engine alone: the same bytes in the same pieces.
 
 The engine alone is its `batch_transfer_sync_read`, with at most 1,024 pieces a call and with the
 settings that we give it. The two take turns, and the ratio is the median over the rounds. Also with
@@ -34,7 +34,7 @@ from sluice_runtime.handover.transfer.registry import TransferSettings, create_b
 HOST = "127.0.0.1"
 MEMORY_BYTES = 128 << 20
 SHAPES = ((4 << 10, 1024), (64 << 10, 1024), (256 << 10, 256), (1 << 20, 64), (8 << 20, 8))
-"""(bytes of a piece, pieces): 64 MiB, except for the smallest."""
+"""Shapes as (bytes of a piece, pieces): 64 MiB, except for the smallest."""
 TIMEOUT_SECONDS = 60.0
 ROOM = 1
 
@@ -45,7 +45,7 @@ class Sample:
 
     seconds: float
     cpu_seconds: float
-    """Of this process, all threads: the reading side."""
+    """CPU seconds of all threads of this process, the reading side."""
 
 
 class Ours:
@@ -104,7 +104,7 @@ def main() -> None:
 
 
 def measure(ways: Mapping[str, Callable[[], None]], rounds: int) -> dict[str, list[Sample]]:
-    """In turns; the first round of each is a warm-up."""
+    """Samples of each way, taken in turns; the first round is a warm-up."""
     samples: dict[str, list[Sample]] = {name: [] for name in ways}
     for number in range(rounds + 1):
         for name, read in ways.items():
@@ -150,14 +150,14 @@ def apart(remote: int, local: int, size: int, count: int) -> list[Piece]:
 
 
 def allocate() -> tuple[mmap.mmap, int]:
-    """Touched, as a pool in use is."""
+    """Memory whose pages are touched, as in a pool in use, and its address."""
     memory = mmap.mmap(-1, MEMORY_BYTES)
     memory[:] = bytes(range(256)) * (MEMORY_BYTES // 256)
     return memory, ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
 def serve(name: str) -> None:
-    """Until standard input ends."""
+    """Serves memory to the reading process until standard input ends."""
     memory, address = allocate()
     backend = create_backend(name, TransferSettings(HOST))
     backend.register(address, MEMORY_BYTES)
@@ -169,7 +169,7 @@ def serve(name: str) -> None:
 
 @contextmanager
 def peer(name: str) -> Iterator[tuple[str, int]]:
-    """Another process; its session and the address of its memory."""
+    """The process that serves memory: its session and the address of its memory."""
     command = [sys.executable, "-m", "benchmarks.transfer", "--serve", name]
     root = Path(__file__).parents[1]
     with subprocess.Popen(

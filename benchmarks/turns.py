@@ -1,7 +1,8 @@
 """Engines that take turns at a workload, round by round.
 
-A machine shared with others changes its pace within minutes, so that runs one after the other tell
-of the machine: ratios are of runs of one round, and the median of the rounds is what counts.
+A machine shared with others changes its pace within minutes, so runs one after the other would
+compare the machine with itself. Ratios are between runs of one round, and the median of the rounds
+counts.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from dataclasses import dataclass
 from statistics import median, median_low
 
 SCALE = float(os.environ.get("SLUICE_BENCH_SCALE", "1"))
-"""Of the workloads on GPUs: less than 1 shows within a minute whether all of them run. Figures of
-such runs say so, and mean little."""
+"""Scale of the workloads on GPUs. A scale below 1 shows within a minute whether all of them run;
+figures of these runs name the scale, and mean little."""
 
 
 def scaled(count: int) -> int:
@@ -26,7 +27,7 @@ def scaled(count: int) -> int:
 
 @dataclass(frozen=True)
 class Measured:
-    """From the first request to the last token."""
+    """Figures of a run from its first request to its last token."""
 
     tokens: int
     seconds: float
@@ -38,13 +39,13 @@ class Measured:
 
     @property
     def cpu_rate(self) -> float:
-        """Of one core that is used for nothing else: steady on a machine shared with others."""
+        """Tokens a second of CPU time: steady even on a machine shared with others."""
         return self.tokens / self.cpu_seconds
 
 
 @contextmanager
 def stopwatch() -> Iterator[Callable[[int], Measured]]:
-    """Hands out a function that makes a Measured of the tokens generated since."""
+    """Yields a function that makes a Measured of the tokens generated since the start."""
     began, cpu_began = time.perf_counter(), time.process_time()
     yield lambda tokens: Measured(
         tokens, time.perf_counter() - began, time.process_time() - cpu_began
@@ -52,16 +53,17 @@ def stopwatch() -> Iterator[Callable[[int], Measured]]:
 
 
 Run = Callable[[int], Measured]
-"""A run of the workload, which must differ from number to number, so that no cache knows it."""
+"""A run of the workload. Its prompts differ for each number, so that no cache has them."""
 
 Rounds = Mapping[str, Sequence[Measured]]
-"""What each engine did, round by round."""
+"""Figures of each engine, round by round."""
 
 
 def in_turns(runs: Mapping[str, Run], rounds: int, once: Collection[str] = ()) -> Rounds:
-    """Each engine once a round, another one first in each, after a run that does not count.
+    """Runs each engine once a round, each round beginning with another engine. Before that, each
+    has a run that does not count.
 
-    Those of `once` run in the last round alone, after the others and without a run before.
+    Engines in `once` run in the last round alone, after the others and without a run before.
     """
     seen: dict[str, list[Measured]] = {name: [] for name in runs}
     often = [name for name in runs if name not in once]
@@ -78,13 +80,13 @@ def in_turns(runs: Mapping[str, Run], rounds: int, once: Collection[str] = ()) -
 
 
 def middle(runs: Sequence[Measured]) -> Measured:
-    """The run of the median time."""
+    """The run with the median time."""
     seconds = median_low(run.seconds for run in runs)
     return next(run for run in runs if run.seconds == seconds)
 
 
 def report_rounds(figure: str, ours: str, seen: Rounds) -> None:
-    """The median of each engine, and of the ratios of `ours` to each other one."""
+    """Reports the median of each engine, and of the ratios of `ours` to each other one."""
     for name, runs in seen.items():
         taken = round(middle(runs).seconds, 2)
         rate, cpu_rate = middle(runs).rate, median(run.cpu_rate for run in runs)

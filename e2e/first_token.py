@@ -1,4 +1,4 @@
-"""Asks a service one thing, as any OpenAI client would, and shows the answer as it streams.
+"""Asks a service one question, as any OpenAI client would, and shows the answer as it streams.
 
 Standard library only: it runs before there is an environment with the openai package.
 """

@@ -45,7 +45,8 @@ def restrict(cluster: Cluster, namespace: str) -> None:
 
 def kustomized(kubectl: Kubectl, images: Mapping[str, str]) -> str:
     """The base with an overlay that names `images` (operator, router, fetch, engine, gpu_engine).
-    Without the last one engines on GPUs are those for CPUs, which say what they lack."""
+    Without gpu_engine, pools with GPUs get the image for CPUs, whose engines report what they
+    lack."""
     named = {"gpu_engine": images["engine"], **images}
     environment = [
         {"name": f"SLUICE_{name.upper()}_IMAGE", "value": named[name]}

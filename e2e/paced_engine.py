@@ -1,9 +1,9 @@
-"""Engines whose steps take as long as on an accelerator, though nothing but CPUs computes them.
+"""Engines whose steps take as long as on an accelerator, though only CPUs compute them.
 
 Mounted as `sitecustomize.py` into the pods of a story's engines, with PACED_STEP_SECONDS; no image
-has this file. Python imports it at its start. A step of the engine process then takes that long at
-least, and the processor is idle for the rest of it. So a machine of few cores holds several
-engines, and what fills them is the number of answers that they run at once.
+has this file. Python imports it at its start. Each step of the engine process then takes at least
+that time, and the processor is idle for the rest of it. So several engines fit on a machine of few
+cores, and each is full when it has its largest number of running answers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ENGINE_PROCESS: Final = "sluice_runtime.engine"
 
 
 def pace(step_seconds: float) -> None:
-    """From now on each step of this process takes `step_seconds` or more."""
+    """Makes each later step of this process take `step_seconds` or more."""
     from sluice_runtime.engine.sizing.host import set_library_variables
 
     set_library_variables()  # torch reads them once, and is imported below

@@ -1,8 +1,8 @@
 """An engine that says it has the GPUs its configuration asks for, and computes on CPUs.
 
-The entry point of the image `engine-pretended`, for tests alone: no other image has this file. What
-the GPUs are called comes from PRETENDED_PRODUCT and PRETENDED_MEMORY_MIB; without a product it
-is any engine. The processes read a copy of the configuration without what only GPUs have.
+The entry point of the image `engine-pretended`, for tests alone: no other image has this file.
+PRETENDED_PRODUCT and PRETENDED_MEMORY_MIB describe the GPUs; without a product, the engine pretends
+nothing. The processes read a copy of the configuration without settings that only GPUs have.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
 
 
 def configured(arguments: list[str]) -> EngineConfig | None:
-    """None where the engine itself will say what is wrong with it."""
+    """The engine's configuration; None if it is invalid, which the engine itself will report."""
     try:
         return read_engine_config(Path(arguments[arguments.index("--config") + 1]))
     except (ConfigError, ValueError, IndexError):

@@ -1,7 +1,7 @@
-"""From this machine to a Service: the URL that a person or a test uses.
+"""The URL of a Service, as a person or a test on this machine uses it.
 
-The bare cluster's Service addresses are routed on the host. Elsewhere a port is forwarded for as
-long as it is needed.
+The bare cluster's Service addresses are routed on the host. Elsewhere a port is forwarded while it
+is needed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def reach(cluster: Cluster, namespace: str, service: str) -> Iterator[str]:
 
 @contextmanager
 def forwarded(cluster: Cluster, namespace: str, service: str) -> Iterator[str]:
-    """The same by `kubectl port-forward`, from wherever kubectl reaches the API server."""
+    """The URL of a Service by `kubectl port-forward`, which works with any cluster that kubectl
+    reaches."""
     argv = cluster.kubectl_argv("port-forward", "-n", namespace, f"service/{service}", ":80")
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         try:

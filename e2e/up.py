@@ -31,11 +31,12 @@ KIND = "inferenceservices.serving.sluice.dev"
 READY_SECONDS = 300
 STALLED_SECONDS = 30
 FINAL_REASONS = ("NotImplemented", "InvalidSpec")
-"""Of Stalled: only another spec helps."""
+"""Reasons of Stalled that only another spec clears."""
 STUCK_REASONS = (
     "ImagePullBackOff", "Unschedulable", "EngineDied", "OOMKilled", "CrashLoopBackOff",
 )  # fmt: skip
-"""Of Updated: time may help while a cluster comes up, but hardly a service that has run in it."""
+"""Reasons of Updated that time may clear while a cluster comes up, but hardly for a service that
+has run in it."""
 SCALED_TO_ZERO = "ScaledToZero"
 Manifest = dict[str, Any]
 Conditions = Mapping[str, Mapping[str, str]]
@@ -86,8 +87,8 @@ def deliver(cluster: Cluster, names: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def apply_sample(kubectl: Kubectl) -> bool:
-    """The sample service, unless there is one: as a person applies it, who will do so again.
-    Returns whether there was one."""
+    """Applies the sample service unless there is one, as a person does who will apply changes of it
+    later. Returns whether there was one."""
     words = ("get", KIND, SERVICE, "-n", SAMPLE_NAMESPACE, "--ignore-not-found", "-o", "name")
     if kubectl.run(*words):
         say(f"The InferenceService {SERVICE} is there already and stays as it is.")
@@ -97,8 +98,8 @@ def apply_sample(kubectl: Kubectl) -> bool:
 
 
 def await_sample(kubectl: Kubectl, was_there: bool = False) -> Conditions:
-    """Until the sample service is up to date; says what is missing while it is not, and does not
-    wait for a service that is stuck. Returns its conditions."""
+    """Waits until the sample service is up to date, and says what is missing. Does not wait for a
+    service that is stuck. Returns its conditions."""
     deadline, stuck_since = time.monotonic() + READY_SECONDS, None
     with Step(f"Waiting for the InferenceService {SERVICE} to be up to date") as step:
         while not _is_updated(kubectl):
@@ -139,7 +140,7 @@ def ask_sample(cluster: Cluster, conditions: Conditions, started: float) -> None
 
 
 def _is_updated(kubectl: Kubectl) -> bool:
-    """Waits a few seconds at most."""
+    """Whether the sample is up to date; waits for that a few seconds at most."""
     words = ("--for=condition=Updated", f"{KIND}/{SERVICE}", "-n", SAMPLE_NAMESPACE, "--timeout=5s")
     try:
         kubectl.run("wait", *words)
@@ -153,7 +154,7 @@ def _service(kubectl: Kubectl) -> Manifest:
 
 
 def _conditions(service: Manifest) -> dict[str, dict[str, str]]:
-    """Empty while what they say is about a former spec."""
+    """The conditions by type; none while they are about a former spec."""
     status = service.get("status", {})
     if status.get("observedGeneration") != service["metadata"]["generation"]:
         return {}
@@ -161,7 +162,7 @@ def _conditions(service: Manifest) -> dict[str, dict[str, str]]:
 
 
 def engines(service: Manifest) -> tuple[int, int]:
-    """Of all pools: how many are ready, and how many are asked for."""
+    """Engines of all pools: how many are ready, and how many are asked for."""
     pools = service.get("status", {}).get("pools", {}).values()
     counts = [(pool.get("readyReplicas", 0), pool.get("desiredReplicas", 0)) for pool in pools]
     return sum(min(pair) for pair in counts), sum(desired for _, desired in counts)

@@ -1,1 +1,2 @@
-"""Replays of scaling: our `decide` beside the rules of others, on public traces and on ramps."""
+"""Replays of scaling: our `decide` compared with the rules of others, on public traces and on
+ramps."""

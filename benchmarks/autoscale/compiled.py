@@ -1,6 +1,7 @@
-"""The light fleet as machine code, if mypyc and a C compiler are there: replays take half the time.
+"""The fleet's replay compiled to machine code, if mypyc and a C compiler are there: replays take
+half the time.
 
-The copy lies in the user's cache, by a hash of its sources; without it the sources run.
+The compiled copy lies in the user's cache, by a hash of its sources; without it the sources run.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ setup(name="fleet", packages=[], ext_modules=mypycify([*options, *{files}], opt_
 
 
 def use_compiled_fleet() -> bool:
-    """Before anything of it is imported; False: it cannot be compiled."""
+    """Makes later imports of the fleet use a compiled version; False if it cannot be compiled. To
+    be called before any of its modules is imported."""
     sources = Path(package.__path__[0])
     digest = hashlib.sha256(sys.version.encode())
-    for path in sorted(sources.parents[1].rglob("*.py")):  # constants of others are compiled in
+    for path in sorted(sources.parents[1].rglob("*.py")):  # their constants are compiled in
         digest.update(path.read_bytes())
     folder = CACHE / f"autoscale-{digest.hexdigest()[:16]}"
     if not folder.exists() and not _compiled(sources, folder):

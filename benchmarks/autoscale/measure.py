@@ -15,7 +15,7 @@ from benchmarks.autoscale import plans
 
 BOOT_SECONDS: Final = 30.0
 LONG_BOOT_SECONDS: Final = 90.0
-"""Ours and the plan start engines as slowly, too."""
+"""Seconds of a slow start, in the scenes for our policy and the plan alone."""
 RIVALS: Final = ("hpa", "keda-tuned", "static", "keda")
 
 
@@ -41,7 +41,7 @@ class Result:
 
     @property
     def demands_goal(self) -> bool:
-        """Whether all engines at once reach so much that 99 % can be demanded."""
+        """Whether 99 % can be demanded, because all engines at once would reach so much."""
         return self.fair.goal >= GOAL
 
     @property
@@ -52,7 +52,7 @@ class Result:
 def measure(
     scenes: Mapping[str, Scene], climb_seconds: float | None, pool: Executor
 ) -> list[Result]:
-    """Of each scene, first with the usual starts, then with long ones."""
+    """Results of each scene, first with the usual starts, then with long ones."""
     boots = (BOOT_SECONDS, LONG_BOOT_SECONDS)
     cases = [(name, _starting_in(scenes[name], boot)) for boot in boots for name in scenes]
     began = list(pool.map(_begun, [scene for _, scene in cases]))
@@ -86,7 +86,7 @@ def _starting_in(scene: Scene, boot_seconds: float) -> Scene:
 
 
 def _begun(scene: Scene) -> tuple[FairScene, Row]:
-    """What can be reached, and ours: the others are tuned to its share."""
+    """The attainable share of a scene, and our own result, to whose share the others are tuned."""
     found = fair(scene)
     return found, compete(found.scene, GOAL, OURS)
 

@@ -1,6 +1,6 @@
-"""Plans in hindsight: found by climbs of minutes, stored beside the benchmark, and replayed.
+"""Plans in hindsight: found by searches of minutes, stored next to the benchmark, and replayed.
 
-Where a stored one does not keep its share, another is searched.
+If a stored plan no longer keeps its share, another one is searched for.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sluice_simulator.autoscale.policy_comparison import FairScene, Row, compete
 FILE: Final = Path(__file__).with_name("plans.json")
 POLICY: Final = "plan"
 SEARCH_SECONDS: Final = 20.0
-"""Of CPU time, for a scene that has no plan."""
+"""CPU seconds of a search, for a scene that has no plan."""
 
 Plans = Mapping[Role, Steps]
 
@@ -37,7 +37,7 @@ def stored(name: str, boot_seconds: float) -> Plans | None:
 
 
 def store(name: str, boot_seconds: float, plans: Plans) -> None:
-    """Replaces it."""
+    """Replaces the stored plan of a scene."""
     every = json.loads(FILE.read_text()) if FILE.exists() else {}
     roles = {
         str(role): [[int(second), engines] for second, engines in steps]
@@ -57,8 +57,8 @@ def store(name: str, boot_seconds: float, plans: Plans) -> None:
 
 
 def plan_row(fair: FairScene, known: Plans | None, climb_seconds: float | None) -> Row:
-    """The known plan; where none is known that keeps the goal, one is searched. `climb_seconds`, of
-    CPU time: it is made cheaper in any case."""
+    """The row of the known plan, or of one that is searched for where the known one does not keep
+    the goal. `climb_seconds`: CPU seconds to look for a cheaper plan in any case."""
     row = _replayed(fair, known) if known else None
     if row is None or not row.reached:
         row = compete(fair.scene, fair.goal, POLICY)
@@ -72,7 +72,7 @@ def plan_row(fair: FairScene, known: Plans | None, climb_seconds: float | None) 
 
 
 def plans_of(row: Row) -> Plans:
-    """Of a row of plans."""
+    """The plans by which a row was made."""
     policy = row.candidate.policy()
     assert isinstance(policy, Plan)
     return policy.steps

@@ -52,7 +52,7 @@ def settings(results: Sequence[Result]) -> Iterator[str]:
 
 
 def title(name: str) -> str:
-    """Of a scene."""
+    """Text for a scene."""
     for ending, text in ENDINGS.items():
         if name.endswith(ending):
             return title(name.removesuffix(ending)) + text

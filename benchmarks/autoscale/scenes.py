@@ -20,18 +20,18 @@ CODE: Final = "azure2023/AzureLLMInferenceTrace_code.csv"
 MOON: Final = "mooncake/conversation_trace.jsonl"
 SYNTHETIC: Final = "mooncake/synthetic_trace.jsonl"
 GPU_BUDGET: Final = 48
-"""Of two pools together."""
+"""GPUs of two pools together."""
 SHIFT: Final = "shift"
-"""Only on demand, by its name."""
+"""Name of a scene that runs only on demand."""
 SPLIT_BUDGET: Final = 8
-"""Of two pools whose split has to follow the load, as no split is enough for all of it."""
+"""GPUs of two pools whose split has to follow the load: no fixed split is enough for all of it."""
 SHORT_CHUNK: Final = 512
-"""Tokens: with the usual 2,048 a prompt's chunk breaks what short answers are promised."""
+"""Tokens of a chunk: with the usual 2,048, a prompt's chunk breaks the promise of short answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file of traces, and what is promised for it."""
+    """A file of traces, and the constants of its promise."""
 
     path: str
     constants: Constants
@@ -46,11 +46,11 @@ SOURCES: Final[Mapping[str, Source]] = {
     "mooncake-synthetic": Source(SYNTHETIC, MOONCAKE, (None,)),
 }
 FLEETS: Final = {".csv": AZURE, ".jsonl": MOONCAKE}
-"""For other files, by their suffix."""
+"""Constants for other files, by their suffix."""
 
 
 def scenes(traces: Path, only: str) -> Iterator[tuple[str, Scene]]:
-    """Those with `only` in their names."""
+    """Scenes with `only` in their names, for traces that are there."""
     for name, source in {**SOURCES, **_others(traces)}.items():
         if (traces / source.path).exists():
             trace = _without_blocks(read_trace(traces / source.path))
@@ -71,7 +71,7 @@ def scenes(traces: Path, only: str) -> Iterator[tuple[str, Scene]]:
 
 
 def _others(traces: Path) -> dict[str, Source]:
-    """Files of the folder that have no name here."""
+    """Sources for files of the folder that are not in `SOURCES`."""
     known = {source.path for source in SOURCES.values()}
     files = sorted(path for path in traces.rglob("*") if path.suffix in READERS)
     return {
@@ -86,7 +86,8 @@ def _named(name: str, form: str | None) -> str:
 
 
 def _without_blocks(trace: Trace) -> Trace:
-    """Light engines have no prefix cache; scenes go to other processes."""
+    """A trace without ids of cached blocks: light engines have no prefix cache, and scenes are sent
+    to other processes."""
     return Trace(trace.name, tuple(replace(each, block_ids=()) for each in trace.requests))
 
 

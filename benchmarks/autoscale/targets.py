@@ -1,4 +1,4 @@
-"""What is demanded of our rule, and whether it is met."""
+"""The demands on our rule, and whether each is met."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class SingleSetting:
     """Scenes on which it keeps what can be demanded, of `scenes`."""
     scenes: int
     both_kept: int
-    """Scenes on which ours keeps it, too."""
+    """Scenes on which our rule keeps what can be demanded, too."""
     hours_by_ours: float
-    """Geometric mean, of those scenes."""
+    """Geometric mean of its replica hours by ours, over the scenes that both keep."""
 
 
 def single_setting(policy: str, results: Sequence[Result], as_ours: bool = True) -> SingleSetting:
-    """The cheapest of those that keep the goal on as many scenes as ours does; if there are none,
-    or without `as_ours`, of those that keep it on most."""
+    """The cheapest setting of those that keep the goal on as many scenes as ours does. If there is
+    none, or without `as_ours`: the cheapest of those that keep it on most scenes."""
     one_pool = [result for result in results if len(result.fair.scene.roles) == 1]
     tried = [(result, dict(result.rows[policy].tried)) for result in one_pool]
     settings = [_setting(policy, label, tried) for label in tried[0][1]]
@@ -75,7 +75,7 @@ def kept_by_ours(results: Sequence[Result]) -> int:
 
 
 def changes_an_hour(result: Result) -> float:
-    """Of ours, by the length of the trace."""
+    """Changes that our rule makes in an hour of the trace."""
     return result.ours.outcome.changes * 3600 / result.fair.scene.trace.seconds
 
 
@@ -133,7 +133,7 @@ def _by_single(single: SingleSetting) -> str:
 
 
 def _attainment(result: Result) -> float:
-    """Below 0, as more is better."""
+    """Our share of answers in time, negated because more is better."""
     return -result.ours.outcome.attainment
 
 

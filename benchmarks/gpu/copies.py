@@ -1,6 +1,6 @@
-"""How fast pages leave a GPU and arrive, through the pinned blocks of the hand-over: neighbours and
-scattered pages of Llama-3-8B's shape, and such that an engine of four ranks has computed or reads,
-beside one copy of as many bytes."""
+"""How fast pages leave a GPU and arrive, through the pinned blocks of the hand-over, compared with
+one copy of as many bytes. Pages of Llama-3-8B's shape: neighbours, scattered ones, and those of an
+engine of four ranks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Engines on this machine's GPU with random weights of published shapes, prepared as in production.
 
 The weights are made where they are used: nothing is read from a disk, so a benchmark begins in
-seconds. One that compares settings of the scheduler does so on one engine (`under`).
+seconds. Benchmarks of scheduler settings compare these on one engine (`under`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
 
 
 DEFAULTS: dict[str, Any] = {"prefix_cache": False}
-"""No prompt is another one's beginning, nor asked for twice."""
+"""Settings of all engines. No prefix cache, because no prompt repeats another one or its
+beginning."""
 
 
 def accelerator() -> dict[str, Any]:
@@ -59,7 +60,8 @@ def accelerator() -> dict[str, Any]:
 
 
 def configured(shape: str, **settings: Any) -> PlannedConfig:
-    """With the sizes that the accelerator table gives it, but for `settings`."""
+    """The configuration of a model with the sizes of the accelerator table, except for
+    `settings`."""
     given = {
         "model": {"uri": f"random://{shape}"},
         "accelerator": accelerator(),
@@ -71,7 +73,7 @@ def configured(shape: str, **settings: Any) -> PlannedConfig:
 
 @contextmanager
 def engine(shape: str, **settings: Any) -> Iterator[Engine]:
-    """See `configured`. Ready to serve; its memory is free again afterwards.
+    """An engine of `configured`, ready to serve; its memory is free again afterwards.
 
     Raises:
         RuntimeError: flashinfer does not compute it, or no step was computed by a CUDA graph.
@@ -89,8 +91,8 @@ def engine(shape: str, **settings: Any) -> Iterator[Engine]:
 
 
 def under(made: Engine, shape: str, **settings: Any) -> Engine:
-    """`made`, whose requests have ended, with the scheduler of other settings, whose rows and chunk
-    are no larger than what it was made for."""
+    """`made` with the scheduler of other settings, once its requests have ended. Rows and chunk may
+    be no larger than those that it was made for."""
     config = configured(shape, **settings)
     assert isinstance(config, ResolvedConfig), "settings without maxRunningRequests"
     context = made.settings.limits.context_length_tokens
@@ -100,7 +102,8 @@ def under(made: Engine, shape: str, **settings: Any) -> Engine:
 
 
 def told(figure: str, value: float, unit: str, **more: object) -> None:
-    """One line, with the device's limit and what others reach where that is known."""
+    """Reports a figure as one line, with the device's limit and what others reach where that is
+    known."""
     device = torch.cuda.get_device_name(0)
     known = beside(figure, device) if SCALE == 1 else {}
     report(figure, value, unit=unit, **{**known, **more})
@@ -112,7 +115,7 @@ def output_rate(record: Record) -> float:
 
 
 def first_tokens(record: Record) -> Spread:
-    """Seconds from arrival."""
+    """Times to the first token, in seconds from arrival."""
     return spread(
         [
             line.first_token_seconds - line.request.arrival_seconds
@@ -123,12 +126,12 @@ def first_tokens(record: Record) -> Spread:
 
 
 def gaps(record: Record) -> Spread:
-    """Seconds between tokens."""
+    """Gaps in seconds between tokens."""
     return spread(record.gaps.values, record.gaps.counts)
 
 
 def check_served(record: Record) -> None:
-    """A rate of requests that failed is none."""
+    """Raises if a request failed: a rate without it would mean nothing."""
     failed = [line.error for line in record.timelines if line.error]
     if failed:
         raise RuntimeError(f"{len(failed)} requests failed, the first one: {failed[0]}")

@@ -1,6 +1,6 @@
-"""A prompt of 16,384 tokens beside 16 requests that decode, Llama-3-8B's shape: fixed chunks of
-many sizes beside the chunk that is chosen for each step. Worst and 99th percentile of the gaps, and
-the time to the prompt's first token."""
+"""A prompt of 16,384 tokens while 16 requests decode, Llama-3-8B's shape: fixed chunks of many
+sizes compared with the chunk that is chosen for each step. Worst and 99th percentile of the gaps,
+and the time to the prompt's first token."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Each Triton kernel on this machine's GPU beside what libraries do for the same: microseconds of
-the device alone, from graphs of many launches. The limit is the bytes that have to be moved, at the
-rate of a large copy. A kernel that does not beat the library goes. Modules of flashinfer that were
-not built ahead are left out, unless FLASHINFER_DISABLE_JIT is empty.
-"""
+"""Each Triton kernel on this machine's GPU compared with what libraries do for the same task.
+Figures are microseconds of the device alone, from graphs of many launches. The limit is the bytes
+that have to be moved, at the rate of a large copy. A kernel that does not beat the library is
+deleted. Modules of flashinfer that were not built ahead are left out, unless FLASHINFER_DISABLE_JIT
+is empty."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True)
 class Figure:
-    """One thing to do, and ways to do it."""
+    """One task, and the ways to do it."""
 
     name: str
     moved_bytes: int
-    """By who reads and writes everything once."""
+    """Bytes that move if everything is read and written once."""
     ways: dict[str, Call]
-    """Ours first."""
+    """Calls by name, ours first."""
 
 
 def figures() -> Iterator[Figure]:
@@ -87,13 +87,13 @@ def stored(model: str, tokens: int) -> Figure:
 
 
 def layout(pages: Tensor, offsets: Tensor) -> TokenLayout:
-    """Only where tokens go is looked at."""
+    """A layout with pages and offsets alone: the kernels read nothing else of it."""
     none, numbers = pages[:0], RowNumbers(*[np.zeros(0, np.int64)] * 3)
     return TokenLayout(pages, offsets, none, none, none, none, 0, numbers)
 
 
 class Flashinfer:
-    """The same in four calls of flashinfer, each token a row of its own."""
+    """The task in four calls of flashinfer, with each token as a row of its own."""
 
     def __init__(
         self, pool: PagePool, where: TokenLayout, angles: Angles, norm: HeadNorm | None
@@ -124,8 +124,8 @@ class Flashinfer:
 
 
 def prompts() -> Iterator[Figure]:
-    """One layer's attention of a chunk after a prefix, Llama-3-8B's shape, by the kernels that the
-    rule takes, by FA2 and by FA3: whether the rule of `attention_plan.prefill_kernels` holds."""
+    """Figures of one layer's attention of a chunk after a prefix, Llama-3-8B's shape. They show
+    whether the rule of `attention_plan.prefill_kernels` holds: its kernels, FA2 and FA3."""
     state = flashinfer_state("bfloat16", DIM, torch.cuda.get_device_capability(GPU))
     engines: Prefill = "fa2" if state.fa3_missing else "auto"
     heads, kv_heads, _ = MODELS["llama3-8b"]
@@ -140,7 +140,8 @@ def prompts() -> Iterator[Figure]:
 
 
 class Prompt:
-    """Plans when it is first called, so that kernels that are missing are told as one way's."""
+    """Attention of a chunk. Plans in the first call, so that a missing kernel is an error of one
+    way only."""
 
     def __init__(self, prefill: Prefill, prefix: int, chunk: int) -> None:
         self._prefill = prefill
@@ -167,7 +168,8 @@ class Prompt:
 
 
 def sampled(rows: int, restriction: str) -> Figure:
-    """One token a row at temperature 0.8, from logits that a model of 16 bits could have."""
+    """Figure of drawing one token a row at temperature 0.8, from logits that a 16-bit model could
+    have."""
     torch.manual_seed(rows)
     logits = (torch.randn(rows, VOCABULARY, device=GPU) * 3).bfloat16().float()
     top_p, top_k = RESTRICTIONS[restriction]
@@ -186,7 +188,7 @@ def sampled(rows: int, restriction: str) -> Figure:
 
 
 def sampling_rows(parameters: Tensor, restriction: str) -> SamplingRows:
-    """The same for engines without the kernel."""
+    """The sampling rows of engines that do not have the kernel."""
     temperature, uniforms, top_p, _, top_k = parameters
     draws, width = Draws(temperature.float(), uniforms, None), RESTRICTIONS[restriction][1]
     every = RowsOf(None, draws.temperatures, top_p.float())
@@ -199,7 +201,7 @@ def sampling_rows(parameters: Tensor, restriction: str) -> SamplingRows:
 
 
 def flashinfer_sampling(logits: Tensor, temperature: Tensor, top_p: float, top_k: int) -> Tensor:
-    """With numbers of its own."""
+    """Tokens drawn by flashinfer, with random numbers of its own."""
     from flashinfer import sampling
 
     drawn: Tensor
@@ -214,7 +216,7 @@ def flashinfer_sampling(logits: Tensor, temperature: Tensor, top_p: float, top_k
 
 
 def seconds(call: Call) -> float:
-    """Of one call: the median of replays of a graph of LAUNCHES."""
+    """Seconds of one call: the median of replays of a graph of LAUNCHES calls."""
     for _ in range(3):
         call()
     torch.cuda.synchronize()
@@ -235,7 +237,7 @@ def _replayed(graph: Any) -> float:
 
 
 def copy_rate() -> float:
-    """Bytes/s of a large copy, counting what is read and what is written."""
+    """Bytes/s of a large copy, counting reads and writes."""
     source = torch.randn(scaled(1 << 28), device=GPU)
     target = torch.empty_like(source)
     return 2 * source.nbytes / seconds(lambda: target.copy_(source))
@@ -256,7 +258,7 @@ def main() -> int:
             try:
                 taken[way] = round(1e6 * seconds(call), 2)
             except Exception as error:
-                # A library that cannot do it here leaves the others' figures.
+                # A library that fails here does not stop the figures of others.
                 taken[way] = f"{type(error).__name__}: {str(error)[:200]}"
         ours = taken.pop("ours")
         assert isinstance(ours, float), ours

@@ -1,4 +1,4 @@
-"""What figures of the GPU benchmarks stand beside: the device's limits, our targets, and what
+"""Figures to compare results of the GPU benchmarks with: the device's limits, our targets, and what
 others reach. For the devices listed, with these shapes and workloads.
 
 Limits follow from the device: 990 TFLOP/s of bfloat16 at 81 % as measured, 4.8 TB/s at 90 %. What
@@ -32,6 +32,6 @@ DEVICES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 
 
 def beside(figure: str, device: str) -> Mapping[str, Any]:
-    """For a line of a result; empty on another device."""
+    """Values to add to the line of a figure; empty on another device."""
     found = next((rows for name, rows in DEVICES.items() if name in device), {})
     return found.get(figure, {})

@@ -1,6 +1,6 @@
-"""A prompt of 100,000 tokens beside 20 requests that decode at 2,000, Llama-3-8B's shape: the gaps
-between their tokens and the prompt's first token, with the chunk chosen for a promise of 50 ms, and
-with a fixed chunk of 2,048."""
+"""A prompt of 100,000 tokens while 20 requests decode at 2,000, Llama-3-8B's shape. Measured are
+the gaps between their tokens and the prompt's first token, with the chunk chosen for a promise of
+50 ms, and with a fixed chunk of 2,048."""
 
 from __future__ import annotations
 

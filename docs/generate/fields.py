@@ -1,7 +1,7 @@
 """The fields of a model as rows of tables, path by path.
 
-A part that stands in several places (the resources of a container, say) is told once; elsewhere
-its row names that place. Knows no model.
+A part that occurs in several places (the resources of a container, say) is described once;
+elsewhere its row names that place. Knows no model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from docs.generate.markdown import anchor, table
 from docs.generate.schema_words import Schema, allowed_words, type_words
 
 FEW: Final = 1
-"""A part of so many fields is told again wherever it stands."""
+"""Most fields of a part that is described again wherever it occurs."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Section:
 
 @dataclass(frozen=True)
 class Notes:
-    """What a schema does not say: by path what this version allows only, and by the name of a
-    field where its values are explained."""
+    """Notes that a schema does not have: by path, the only values that this version allows; by name
+    of a field, the place where its values are explained."""
 
     so_far: Mapping[str, str] = field(default_factory=dict)
     explained: Mapping[str, str] = field(default_factory=dict)
@@ -53,7 +53,7 @@ def sections_of(
 ) -> Iterator[Section]:
     """The section of `path`, then of each path of `opening`, which must be below those before.
 
-    `told`: where parts have been told, by what they hold; grows.
+    `told`: the place where each part is described, by the part's content; grows.
     """
     below = {path: root}
     for one in (path, *opening):
@@ -79,7 +79,8 @@ class _Walk:
                 yield from self.rows(inner, f"{place}{suffix}")
 
     def _where(self, path: str, inner: Schema) -> str:
-        """Where the fields of `inner` are told, if not here and now."""
+        """Text that names the place where the fields of `inner` are described; empty: right
+        here."""
         if path in self.opening:
             self.below[path] = inner
             self.told[_identity(inner)] = f"[{path}](#{anchor(path)})"

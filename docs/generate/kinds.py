@@ -219,7 +219,7 @@ def _linked(place: str) -> str:
 
 
 def _so_far() -> dict[str, str]:
-    """What this version allows only, by path."""
+    """The only values that this version allows, by path."""
     service = {row.field: row.allowed for row in of_service.ROWS}
     engine = {f"spec.engine.{key}": words for key, words in of_engine.allowed_so_far().items()}
     return {**service, **engine}
@@ -249,7 +249,7 @@ def _spec_section(section: Section) -> Iterator[str]:
 
 
 def _left_off(section: Section) -> str:
-    """What the paths of a section would all begin with."""
+    """The beginning that all paths of a section have in common."""
     return f"{TEMPLATE}." if section.path == AFFINITY else ""
 
 

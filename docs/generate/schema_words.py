@@ -1,4 +1,4 @@
-"""What a schema says of one field, in words for a cell of a table. Knows no field."""
+"""Words for a table's cell about one field, from its schema. Knows no field."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ PATTERNS: Final = {
     base.DECIMAL_PATTERN: "",
     r"^[A-Za-z_][A-Za-z0-9_]*$": "letters, digits and '_', no digit first; at most 128",
 }
-"""What a pattern asks for; a new one needs its row, or pages cannot be written."""
+"""Patterns in words; a new pattern needs a row, or pages cannot be written."""
 
 
 def type_words(node: Schema) -> str:
-    """The JSON type; of lists and maps also what is in them."""
+    """The JSON type; for lists and maps also the type of their entries."""
     if node.get("x-kubernetes-int-or-string"):
         return "quantity" if node["pattern"] == base.QUANTITY_PATTERN else "integer or string"
     if node.get("x-kubernetes-preserve-unknown-fields"):

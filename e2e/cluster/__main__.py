@@ -87,7 +87,7 @@ def _become_kubectl(cluster: Cluster, words: list[str]) -> NoReturn:
 
 
 def _print_status(cluster: Cluster) -> int:
-    """0 when it runs, 1 when not, so that scripts can ask."""
+    """Prints the status. Returns 0 if the cluster runs and 1 if not, for scripts."""
     status = cluster.status()
     print(f"{status.name} ({status.kind}): {'running' if status.running else 'not running'}")
     for label, value in status.details.items():

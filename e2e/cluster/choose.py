@@ -1,4 +1,5 @@
-"""Which provider gives the cluster: the one that is named, else the first that this machine has."""
+"""Chooses the provider of the cluster: the one that is named, else the first that this machine
+has."""
 
 from __future__ import annotations
 
@@ -20,10 +21,10 @@ DEFAULT_NAME = "sluice"
 
 
 def choose_cluster(environment: Mapping[str, str] = os.environ) -> Cluster:
-    """CLUSTER names it; left empty: a bare one if it exists, else kind where Docker or Podman
-    runs, else bare on Linux as root.
+    """The provider that CLUSTER names. If it is empty: a bare cluster if one exists, else kind
+    where Docker or Podman runs, else bare on Linux as root.
 
-    A cluster that somebody's kubeconfig leads to is used only when asked for: CLUSTER=current.
+    A cluster of somebody's kubeconfig is used only on demand: CLUSTER=current.
     """
     name = environment.get("SLUICE_CLUSTER") or DEFAULT_NAME
     asked = environment.get("CLUSTER") or _detect(state_directory(environment) / name)
@@ -37,8 +38,8 @@ def choose_cluster(environment: Mapping[str, str] = os.environ) -> Cluster:
 
 
 def start_cluster(environment: Mapping[str, str] = os.environ) -> Cluster:
-    """The chosen cluster, running. Where kind, which nobody named, has no image for its node, the
-    bare one takes its place; `choose_cluster` finds it from then on."""
+    """The chosen cluster, running. If kind was not named, and has no image for its node, a bare
+    cluster takes its place; from then on, `choose_cluster` finds that one."""
     cluster = choose_cluster(environment)
     try:
         cluster.up()
@@ -56,7 +57,7 @@ def _can_be_bare() -> bool:
 
 
 def _detect(bare_state: Path) -> str:
-    # An engine started since must not hide the cluster that `down` is meant for.
+    # A container engine started since then must not hide the cluster that `down` should remove.
     if bare_state.exists():
         return "bare"
     if running_engine() is not None:

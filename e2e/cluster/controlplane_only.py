@@ -35,7 +35,7 @@ APISERVER_FLAGS = {"disable-admission-plugins": "ServiceAccount", "allow-privile
 
 
 class ApiServer:
-    """A running API server as whoever knows its folder may use it."""
+    """A running API server, for callers that know its folder."""
 
     def __init__(self, directory: Path, binaries: Binaries, authority: Certificate) -> None:
         self.directory = directory
@@ -75,7 +75,7 @@ class ApiServer:
 
 
 def api_server_at(directory: Path) -> ApiServer:
-    """The one that another process has started, and keeps."""
+    """The API server that another process has started in `directory`, and keeps."""
     authority = create_authority(directory / "pki", AUTHORITY)
     return ApiServer(directory, ensure_binaries(), authority)
 
@@ -153,7 +153,8 @@ class ControlPlane(ApiServer):
             service_subnet=SERVICE_SUBNET,
             extra={**APISERVER_FLAGS, **self._aggregation_flags(), **self._gates},
         )
-        # Collects its garbage a third as often: it computes a sixth less, and is gone soon.
+        # The API server collects its garbage a third as often: it computes a sixth less, and ends
+        # soon.
         return Daemon(
             "kube-apiserver", ["env", "GOGC=400", *argv], self.directory / "kube-apiserver.log"
         )
@@ -189,11 +190,11 @@ def control_plane(
 ) -> Iterator[ControlPlane]:
     """A control plane for the length of a `with` block; leaves no process and no file.
 
-    `controllers` names those of kube-controller-manager to run as well, for example
-    `["garbage-collector-controller", "namespace-controller", "deployment-controller"]`.
-    `data` is a folder for etcd's data, which is kept: another control plane goes on with it.
-    `feature_gates` are the API server's, `Name=true,…`.
-    Killed outright, its processes die too, and its files go when the next one starts.
+    `controllers` names further controllers of kube-controller-manager to run, for example
+    `["garbage-collector-controller", "namespace-controller", "deployment-controller"]`. `data` is a
+    folder for etcd's data, which is kept: another control plane continues with it. `feature_gates`
+    are the API server's, `Name=true,…`. If this process is killed, its processes die too, and its
+    files are deleted when the next control plane starts.
     """
     binaries = ensure_binaries()
     _remove_abandoned()
@@ -212,8 +213,8 @@ def control_plane(
 
 
 def _claim_directory() -> tuple[Path, TextIO]:
-    """A new directory and its lock, held. It gets its name, by which others find and sweep it,
-    only once it is locked."""
+    """A new directory and its lock, which is taken. Only then the directory gets its final name, by
+    which others find and sweep it."""
     unnamed = Path(tempfile.mkdtemp(prefix="sluice-new-"))
     lock = (unnamed / "lock").open("w")
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -222,7 +223,7 @@ def _claim_directory() -> tuple[Path, TextIO]:
 
 
 def _remove_abandoned() -> None:
-    """Directories of control planes whose owner was killed: nobody holds their lock."""
+    """Removes the directories of control planes whose owner was killed: nobody holds their lock."""
     for directory in Path(tempfile.gettempdir()).glob(f"{DIRECTORY_PREFIX}*"):
         # Its owner, or another that sweeps, may remove it at any time.
         with suppress(FileNotFoundError), (directory / "lock").open() as stream:

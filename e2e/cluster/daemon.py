@@ -32,7 +32,7 @@ class Daemon:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Starts it; the caller waits for what tells that it is ready."""
+        """Starts the process; the caller waits for a sign that it is ready."""
         assert not self.running, f"{self.name} is running already"
         with self.log.open("ab") as log:
             # A session of its own keeps the terminal's Ctrl-C from it: the owner decides.
@@ -55,7 +55,7 @@ class Daemon:
             time.sleep(POLL_SECONDS)
 
     def kill(self) -> None:
-        """SIGKILL, and returns when it is gone; harmless when it was not running."""
+        """Sends SIGKILL, and returns when the process is gone; harmless if it was not running."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()

@@ -1,6 +1,6 @@
 """Takes a file lock, and says so when that means waiting. The kernel frees it with the process.
 
-In a file, who holds the lock has written its process id; a directory tells none.
+The holder of a lock writes its process id into the file; with a directory the holder is unknown.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ports for programs that are told theirs."""
+"""Free ports, for programs that get their port as a setting."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ _BELOW_THOSE_OF_CLIENTS: Final = range(18_000, 30_000)
 
 
 def free_ports(count: int, address: str = LOOPBACK) -> list[int]:
-    """Different TCP ports on which nobody listens. The kernel gives none of them to clients, so
-    that they are still free when a program binds them, and when it does so again after a restart.
-    """
+    """Different TCP ports on which nobody listens. The kernel never gives these ports to clients,
+    so they stay free until a program binds them, and for another bind after a restart."""
     found: set[int] = set()
     while len(found) < count:
         port = random.choice(_BELOW_THOSE_OF_CLIENTS)
@@ -25,5 +24,5 @@ def free_ports(count: int, address: str = LOOPBACK) -> list[int]:
 
 
 def free_port() -> int:
-    """One of these."""
+    """One free TCP port; see `free_ports`."""
     return free_ports(1)[0]

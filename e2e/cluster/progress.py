@@ -1,7 +1,7 @@
 """Says what a person is waiting for and for how long. Writes to standard error only.
 
-In a terminal one line counts up in place, with a bar where it is known how much there is to do;
-elsewhere (a log, CI) a line is added now and then, which repeats no detail.
+In a terminal, one line counts up in place, with a bar where the total is known. Elsewhere (a log,
+CI), a line is added now and then, which repeats no detail.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Step:
         return time.monotonic() - self._start_seconds
 
     def detail(self, text: str) -> None:
-        """What exactly is being waited for now; shown with the next tick."""
+        """Sets the detail of what is being waited for; shown with the next tick."""
         self._detail = text
 
     def reached(self, done: int, total: int, what: str) -> None:
-        """How far it is, as a bar; `what` is counted."""
+        """Sets the progress, shown as a bar; `what` names the things that are counted."""
         self._bar = f"{bar(done / total)} {done} of {total} {what}" if total else ""
 
     def __enter__(self) -> Self:
@@ -69,7 +69,7 @@ class Step:
             detail = self._detail
             line = f"… {self._title}  {self.elapsed_seconds:.0f} s"
             if self._in_terminal:
-                # Cut, since of a line that wraps only the last row could be cleared.
+                # Cut to one row, because only the last row of a wrapped line could be cleared.
                 line = f"{line}  {self._bar}" if self._bar else line
                 line = _with_detail(line, detail)[: shutil.get_terminal_size().columns - 1]
                 sys.stderr.write(CLEAR_LINE + line)
@@ -80,7 +80,7 @@ class Step:
 
 
 def bar(share: float) -> str:
-    """As `sluice rollout status` draws it; not full before it is."""
+    """A progress bar, drawn as by `sluice rollout status`; full only if `share` is 1."""
     heavy = int(share * BAR_CELLS)
     return "━" * heavy + "·" * (BAR_CELLS - heavy)
 
@@ -90,5 +90,5 @@ def _with_detail(line: str, detail: str) -> str:
 
 
 def say(text: str) -> None:
-    """One line for the person who waits."""
+    """Prints one line to standard error, for the person who waits."""
     print(text, file=sys.stderr, flush=True)

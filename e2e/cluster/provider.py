@@ -1,4 +1,4 @@
-"""What every way to have a cluster offers. The rest of the project knows only this."""
+"""The interface of a cluster's provider. The rest of the project knows only this."""
 
 from __future__ import annotations
 
@@ -33,21 +33,22 @@ class Cluster(Protocol):
 
     @property
     def registry(self) -> str | None:
-        """Where pods pull this checkout's images from; None where images are loaded instead."""
+        """The registry from which pods pull this checkout's images; None where images are loaded
+        instead."""
         ...
 
     def up(self) -> None:
-        """Makes it run and be ready for pods; quick when it is."""
+        """Makes the cluster run and be ready for pods; quick if it is."""
         ...
 
     def down(self) -> None:
-        """Removes all that `up` made, also after an `up` that was killed."""
+        """Removes everything that `up` made, even an `up` that was killed."""
         ...
 
     def status(self) -> Status: ...
 
     def present_images(self) -> Collection[str]:
-        """What need not be loaded: names of images and digests of blobs that the cluster holds."""
+        """Names of images and digests of blobs that the cluster has, which need not be loaded."""
         ...
 
     def load_image(self, archive: Path) -> None:

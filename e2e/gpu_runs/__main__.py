@@ -1,7 +1,7 @@
 """`python -m e2e.gpu_runs test|bench [CASE…]`: the cases that need a GPU, on this machine's.
 
-Needs nothing but Python until a device was found. Results go to a file, a JSON object a line; what
-has passed there with the same sources on the same kind of device is not run again.
+Needs nothing but Python until a device was found. Results go to a file, a JSON object a line. A
+case that has passed there with these sources on this kind of device is not run again.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ from e2e.gpu_runs.session import run_session
 SECONDS = 480.0
 TAIL_LINES = 60
 READER_SECONDS = 10.0
-"""For the last lines of a process that has ended; what it left running may hold its output open."""
+"""Seconds to wait for the last lines of an ended process: processes that it left running may hold
+its output open."""
 
 
 class Runner:
-    """Runs cases as processes. Figures go to the file of results as they are measured, all output
-    to a log beside it: a run that is killed leaves both."""
+    """Runs cases as processes. Figures go to the file of results as they are measured, and all
+    output to a log next to it. Both survive a run that is killed."""
 
     def __init__(
         self, python: Path, variables: Mapping[str, str], setting: Setting, results: Path

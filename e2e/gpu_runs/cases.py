@@ -1,7 +1,8 @@
-"""What is run on a GPU, the most telling first: a lease may end at any time.
+"""Cases to run on a GPU, the most telling first: a lease may end at any time.
 
-A case is a command of its own, so that none can take another one down. `seconds` is when it is
-given up; together those of a list may be more than a run has, which then goes on where it was.
+A case is a command of its own, so that no case can end another one. A case is ended after its
+`seconds`. The cases of a list may take longer than a run, so the next run continues where the last
+one ended.
 """
 
 from __future__ import annotations
@@ -10,17 +11,18 @@ from dataclasses import dataclass
 
 
 class UnknownCaseError(Exception):
-    """One line that names it and what is allowed."""
+    """There is no case of this name; `str()` is one line with the name and the allowed ones."""
 
 
 @dataclass(frozen=True)
 class Case:
     name: str
     words: tuple[str, ...]
-    """Of the command line, after the Python."""
+    """Words of the command line after the Python."""
     seconds: int
     head_dims: tuple[int, ...] = ()
-    """Of its bfloat16 models: flashinfer's modules for them must have been built ahead."""
+    """Head dims of the case's bfloat16 models: flashinfer's modules for them must have been built
+    ahead."""
 
 
 def _tests(

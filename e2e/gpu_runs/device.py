@@ -1,7 +1,7 @@
-"""Which CUDA devices this machine has, asked of the driver's own library, and which of flashinfer's
-modules they lack.
+"""CUDA devices of this machine, by the driver's own library, and flashinfer's modules that they
+lack.
 
-Needs neither torch nor a toolkit, so a machine without a GPU is told at once.
+Needs neither torch nor a toolkit, so a machine without a GPU gets its error at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KERNELS = Path(__file__).resolve().parents[2] / "kernels"
 
 
 class NoDeviceError(Exception):
-    """One line for whoever asked."""
+    """No device can be used; `str()` is one line that says why."""
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache" / "gpu"
 FOLDERS = ("", "runtime", "kernels", "operator")
-"""Of the tree, that are imported from."""
+"""Folders of the tree from which modules are imported."""
 
 
 class EnvironmentFailedError(Exception):
-    """The last line of what said so."""
+    """The environment cannot be made; `str()` is one line that says why."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class Environment:
     packages: tuple[Path, ...] = ()
 
     def variables(self, inherited: Mapping[str, str], *, compiles: bool) -> dict[str, str]:
-        """`compiles`: whether nvcc may make kernels; else what is missing fails at once."""
+        """Environment variables of a case. `compiles`: whether nvcc may make kernels; without it a
+        missing kernel fails at once."""
         path = [*self.packages, *(ROOT / folder for folder in FOLDERS)]
         return {
             **inherited,
@@ -42,7 +43,8 @@ class Environment:
 
 
 def environment(wheels: Path | None) -> Environment:
-    """
+    """The environment made of `wheels`; without them, the one that uv makes.
+
     Raises:
         EnvironmentFailedError: packages could not be had.
     """

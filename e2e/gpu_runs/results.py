@@ -26,24 +26,25 @@ class Outcome:
     """passed, failed or timed-out; measured: one figure of a case that still runs."""
     seconds: float
     figures: list[dict[str, Any]] = field(default_factory=list)
-    """What it measured: the JSON lines of its output."""
+    """The case's figures: the JSON lines of its output."""
     tail: list[str] = field(default_factory=list)
     """The end of its output, unless it passed."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a result is true of."""
+    """The conditions under which a result holds."""
 
     device: str
     sources: str
     """`sources_digest`"""
     scale: str = "1"
-    """SLUICE_BENCH_SCALE: a first look is not the run."""
+    """Value of SLUICE_BENCH_SCALE: results of another scale do not count."""
 
 
 def sources_digest(root: Path) -> str:
-    """Of the files that decide what is computed, kernels that were built ahead among them."""
+    """A digest of the files that decide what is computed, including kernels that were built
+    ahead."""
     digest = hashlib.sha256()
     if (built := root / BUILT).is_file():
         digest.update(built.read_bytes())
@@ -56,8 +57,8 @@ def sources_digest(root: Path) -> str:
 
 
 def done(lines: Iterable[str], setting: Setting) -> set[str]:
-    """Cases that need not be run again. What is no line of ours, such as half of one that was being
-    written when a lease ended, is passed over."""
+    """Cases that need not be run again. Lines that are not ours are skipped, for example half a
+    line that was being written when a lease ended."""
     found: set[str] = set()
     for line in lines:
         try:

@@ -1,4 +1,4 @@
-"""Runs cases one after the other for as long as there is time, and keeps every result at once."""
+"""Runs cases one after the other until the time is over, and keeps every result at once."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from e2e.gpu_runs.cases import Case
 from e2e.gpu_runs.results import Outcome
 
 LEAST_SECONDS = 15.0
-"""With less than this left nothing is begun."""
+"""Seconds that have to be left for another case to begin."""
 
 
 @dataclass(frozen=True)
 class Session:
-    """What became of the cases, by name and in order."""
+    """The outcome of the cases, by name and in order."""
 
     passed: tuple[str, ...]
     failed: tuple[str, ...]
     left: tuple[str, ...]
-    """Not begun, or cut short by the session's end: the next one goes on with them."""
+    """Cases that have not begun, or were cut short by the session's end: the next session runs
+    them."""
     skipped: tuple[str, ...]
-    """Done before."""
+    """Cases that were done before."""
     refused: tuple[str, ...]
-    """Not begun, as what they need is missing."""
+    """Cases that have not begun because something that they need is missing."""
 
     @property
     def exit_status(self) -> int:
@@ -53,7 +54,8 @@ def run_session(
     run: Callable[[Case, float], Outcome],
     clock: Callable[[], float],
 ) -> Session:
-    """`run` runs a case for so many seconds at most, and keeps its outcome."""
+    """Runs the cases while there is time. `run` runs one for at most so many seconds, and keeps its
+    outcome."""
     ends = clock() + seconds
     passed, failed, left = list[str](), list[str](), list[str]()
     for case in cases:

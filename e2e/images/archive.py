@@ -17,7 +17,8 @@ ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def write_image(target: Path, name: str, files: Mapping[str, bytes]) -> None:
-    """The archive `target` of an image `name` with nothing but `files`, by their paths in it."""
+    """Writes the archive `target` of an image `name` that holds only `files`, by their paths in
+    it."""
     layer = _tar(files)
     config = {
         "architecture": ARCHITECTURES[platform.machine()],

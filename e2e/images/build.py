@@ -1,7 +1,8 @@
 """Builds the images that changed, and loads them into a cluster or pushes them to a registry.
 
-A tag is a hash of what the image is made from, so that "is it there?" is the whole question. One
-process at a time does either: builds share a store, and archives share a file name.
+A tag is a hash of everything that the image is made from, so an image with this tag is current.
+Only one process at a time builds or loads, because builds share a store, and archives share a file
+name.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ Load = Callable[[str, Path], None]
 def build_images(
     names: Sequence[str] = COMPONENTS, builder: Builder | None = None
 ) -> dict[str, str]:
-    """Name → tag, for each of `names`; builds what is not built yet. Raises ClusterError with the
-    end of the build's log."""
+    """Name → tag, for each of `names`; builds missing images. Raises ClusterError with the end of
+    the build's log."""
     builder = builder or buildah_builder()
     folder = cache_directory() / "images"
     with locked_store(folder):
@@ -34,12 +35,13 @@ def build_images(
 def load_images(
     names: Sequence[str], present: Callable[[], Collection[str]], load: Load, builder: Builder
 ) -> dict[str, str]:
-    """`build_images`, and `load(name, archive)` for each image that a cluster lacks.
+    """Builds images as `build_images` does, and calls `load(name, archive)` for each image that a
+    cluster lacks.
 
-    `present` says what the cluster holds: tags, and digests of blobs. It is asked when the turn has
-    come, since another process may have loaded some meanwhile. An archive leaves out those
-    and what the archives before it brought, so it fits this cluster alone: it is there for as long
-    as it is being loaded, and another process waits for its turn until all are.
+    `present` returns what the cluster has: tags, and digests of blobs. It is called under the lock,
+    since another process may have loaded images before. An archive leaves out these blobs and those
+    of earlier archives, so it fits this cluster alone. It exists only while it is being loaded, and
+    other processes wait until all images are loaded.
     """
     folder = cache_directory() / "images"
     with locked_store(folder):
@@ -54,9 +56,9 @@ def load_images(
 
 
 def push_images(names: Sequence[str], registry: str, builder: Builder) -> dict[str, str]:
-    """`build_images`, and pushes each image to `registry` (HOST[:PORT][/PATH]).
+    """Builds images as `build_images` does, and pushes each to `registry` (HOST[:PORT][/PATH]).
 
-    Name → the image that pods pull. Layers that the registry has are not sent again.
+    Returns name → the image that pods pull. Layers that the registry has are not sent again.
     """
     folder = cache_directory() / "images"
     with locked_store(folder):
@@ -86,7 +88,8 @@ def _build(names: Sequence[str], builder: Builder, context: Path) -> dict[str, s
 
 @contextmanager
 def _archive(folder: Path, name: str) -> Iterator[Path]:
-    """Where to write an archive; gone at the end, and with it what a run that was killed left."""
+    """The path for an archive. The file is deleted at the end, and so are the remains of a killed
+    run."""
     target = folder / "archives" / f"{name}.tar"
     target.parent.mkdir(exist_ok=True)
     # A new file: a loader that outlived its killed run may still be reading the old one.
@@ -99,7 +102,7 @@ def _archive(folder: Path, name: str) -> Iterator[Path]:
 
 @contextmanager
 def locked_store(folder: Path) -> Iterator[None]:
-    """The turn of this process; `folder` is that of the store."""
+    """Takes the lock of the store in `folder` for the length of the block."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("a+") as file:
         lock(file.fileno(), "another build or load of images")

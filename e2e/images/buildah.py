@@ -23,14 +23,14 @@ ISOLATED = (
 )
 # Where the host's uv cache appears during a build.
 UV_CACHE = "/var/cache/host-uv"
-# buildah's own names for them; what we run for longer has another.
+# buildah's own names for working containers; longer-lived containers of ours have other names.
 LEFTOVER = re.compile(r"-working-container(-\d+)?$")
 STEP = re.compile(r"^(?:\[\d+/\d+\] )?STEP (?P<which>\d+/\d+): (?P<what>.{0,60})", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Downloads:
-    """What a build takes from this machine for its downloads; an empty Path is "nothing"."""
+    """Parts of this machine that a build uses for its downloads; an empty Path stands for none."""
 
     uv_cache: Path
     ca_bundle: Path | None
@@ -38,7 +38,7 @@ class Downloads:
 
 @dataclass(frozen=True)
 class Script:
-    """A command line and its environment, to be run as its user sees fit."""
+    """A command line with its environment; the caller decides how to run it."""
 
     argv: list[str]
     environment: dict[str, str]

@@ -51,8 +51,8 @@ class Builder(Protocol):
     ) -> None: ...
 
     def archive(self, tag: str, target: Path, present: Collection[str]) -> set[str]:
-        """Writes the image, less the blobs in `present` where it can; returns the digests of
-        those that a cluster holds once it is loaded, as far as they are known."""
+        """Writes the image, without blobs in `present` where that is possible. Returns the digests
+        of blobs that a cluster has once the image is loaded, as far as they are known."""
         ...
 
     def push(self, tag: str, target: str) -> None:

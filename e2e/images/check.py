@@ -1,6 +1,7 @@
 """Runs the engine's tests inside the engine's image: as its user, with its packages and its code.
 
-The test tools come from the lock file into a folder of the cache, less what the image has.
+The test tools come from the lock file into a folder of the cache, without packages that the image
+has.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ NOT_IN_AN_IMAGE = "not cluster and not apiserver and not full and not gpu"
 
 
 def check_engine(paths: Sequence[str]) -> int:
-    """Exit status of pytest; its output goes through."""
+    """Exit status of pytest, whose output is shown."""
     builder = buildah_builder()
     image = build_images(["engine"], builder=builder)["engine"]
     tools = test_tools(cache_directory() / "images")

@@ -1,7 +1,8 @@
-"""A folder in OCI image layout, and archives of its images that leave out what is there already.
+"""A folder in OCI image layout, and archives of its images without the blobs that are there
+already.
 
-Blobs have the names of their contents, so a blob that the reader of an archive holds need not be
-in it: a change of code travels as its own small layer. Knows neither builders nor clusters.
+Blobs are named by their content, so an archive need not contain a blob that its reader has. A
+change of code travels as its own small layer. Knows neither builders nor clusters.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class ImageLayout:
                     archive.add(self._path(digest), f"blobs/sha256/{_hex(digest)}")
 
     def drop_older(self, name: str) -> None:
-        """Forgets the other tags of `name`'s image, and deletes the blobs that only they had."""
+        """Forgets the other tags of `name`'s image, and deletes blobs that no other image uses."""
         image = name.rpartition(":")[0]
         kept = [
             entry

@@ -20,7 +20,8 @@ def dequantise(file: Path, folder: Path) -> None:
     quiet()
     source: Any = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
     model: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-    # Without them transformers takes the weights for those of the file, which it cannot write.
+    # With these, transformers would take the weights for the file's quantised ones, which it cannot
+    # write.
     del model.hf_quantizer, model.config.quantization_config
     model.save_pretrained(folder)
     tokenizer: Any = AutoTokenizer.from_pretrained(**source)

@@ -1,10 +1,11 @@
 """Measures the small model on held-out prompts: `python -m e2e.model.evaluate`.
 
 One JSON line per figure: the share of right answers per task and length, and the share of answers
-that change when one KV page is exchanged with the same page of another request. Greedy decoding
-gives exactly the answer if and only if the answer's every token (and EOS) is the most likely one
-after the right tokens before it, so one forward over prompt and answer decides; `--generate`
-decodes token by token instead. Knows nothing of Sluice's own engine.
+that change when one KV page is exchanged with the same page of another request.
+
+Greedy decoding gives exactly the answer only if every token of the answer (and EOS) is the most
+likely one after the right tokens before it. So one forward over prompt and answer decides;
+`--generate` decodes token by token instead. Knows nothing of Sluice's own engine.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def write_folder(folder: Path) -> None:
-    """Everything but the weights."""
+    """Writes all of the folder except the weights."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in (
         ("config.json", CONFIG),

@@ -52,7 +52,7 @@ def ensure_released_model(cache: Path | None = None) -> Path:
 
 
 def _make(folder: Path) -> None:
-    # Made beside and renamed at the end: a folder of this name is always complete.
+    # Made under another name and renamed at the end: a folder of this name is always complete.
     with (
         Step(f"Fetching and dequantising {NAME} (a minute the first time)"),
         tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}.") as temporary,

@@ -38,7 +38,7 @@ class Dialogue:
 
 
 def _walk_unique_pairs(alphabet: str, length: int, rng: random.Random) -> str:
-    """Text in which what comes next is never in doubt: no character occurs twice among four
+    """Text in which the next character is always certain. No character occurs twice among four
     neighbours, and no pair twice at a distance of one or two (while the alphabet allows)."""
     text = ""
     seen: set[str] = set()
@@ -147,5 +147,5 @@ def make_prompt(task: str, length_bytes: int, seed: int) -> tuple[str, str]:
 
 
 def as_chat(prompt: str) -> list[dict[str, str]]:
-    """The same prompt as a message list: the chat template puts back the final newline."""
+    """The prompt as a message list: the chat template puts back the final newline."""
     return [{"role": "user", "content": prompt.removesuffix("\n")}]

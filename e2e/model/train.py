@@ -29,7 +29,8 @@ from e2e.model.tasks import ALPHANUMERIC, PRINTABLE, TASKS, Dialogue, copy_dialo
 IGNORED = -100
 
 
-# How often a row is of which task. Sums have the shortest answers and are learned last.
+# Tasks of the rows, drawn with these frequencies. Sums have the shortest answers and are learned
+# last.
 FIRST_MIX = ("copy", "text", "lookup", "add", "add")
 LAST_MIX = ("copy", "copy", "text", "lookup", "add", "add", "add", "add")
 EVEN_MIX = ("copy", "copy", "copy", "text", "lookup", "add", "add", "add")
@@ -38,7 +39,7 @@ COPY_MIX = ("copy", "copy", "copy", "copy", "copy", "text", "lookup", "add")
 
 @dataclass(frozen=True)
 class Stage:
-    """So many steps with sequences of up to `longest_tokens`, `batch_tokens` a step."""
+    """A number of steps with sequences of up to `longest_tokens`, and `batch_tokens` a step."""
 
     steps: int
     longest_tokens: int
@@ -147,7 +148,8 @@ class Progress:
 
 
 def train_step(model: Qwen3ForCausalLM, batch: Batch) -> tuple[float, Tensor]:
-    """Leaves gradients; returns the mean loss and the wrong answer tokens per row [rows]."""
+    """Computes gradients, which stay; returns the mean loss and the wrong answer tokens per row
+    [rows]."""
     labelled = batch.labels != IGNORED
     with torch.autocast("cpu", torch.bfloat16):
         hidden = model.model(input_ids=batch.tokens, use_cache=False).last_hidden_state
@@ -160,7 +162,7 @@ def train_step(model: Qwen3ForCausalLM, batch: Batch) -> tuple[float, Tensor]:
 
 
 def optimizers(model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
-    """For the layers' matrices, the norms and the embedding, in this order."""
+    """Optimizers for the layers' matrices, the norms and the embedding, in this order."""
     inside = list(model.model.layers.parameters())
     matrices = [p for p in inside if p.ndim == 2]
     norms = [p for p in model.parameters() if p.ndim == 1]
@@ -172,14 +174,15 @@ def optimizers(model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
 
 
 def save_weights(model: Qwen3ForCausalLM, folder: Path) -> None:
-    """In float32; the output projection is the embedding and is not stored twice."""
+    """Writes the weights in float32; the output projection is the embedding and is not stored
+    twice."""
     weights = {name: p.detach() for name, p in model.named_parameters()}
     assert "lm_head.weight" not in weights
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def rates(stages: Sequence[Stage]) -> Iterator[tuple[Stage, float]]:
-    """One item a step: its stage and its share of the full learning rates."""
+    """For each step: its stage and its share of the full learning rates."""
     step = 0
     for stage in stages:
         start, end = stage.rates

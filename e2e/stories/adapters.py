@@ -1,4 +1,4 @@
-"""Adapters of the small model: random ones, so large that every answer is another.
+"""Random adapters of the small model, so large that they change every answer.
 
 Standard library only, since the hub's pod makes its own. Knows no cluster.
 """
@@ -14,9 +14,9 @@ from typing import Any, Final
 RANK: Final = 4
 SETTINGS: Final = {"peft_type": "LORA", "r": RANK, "lora_alpha": 2 * RANK}
 SPREAD: Final = 1.0
-"""Of its numbers, whose products drown those of the model."""
+"""Spread of the adapter's numbers, whose products outweigh those of the model."""
 LENGTH_BYTES: Final = 8
-"""Of the header's length, with which a safetensors file begins."""
+"""Bytes of the header's length, with which a safetensors file begins."""
 
 
 def adapter_files(config: Mapping[str, Any], seed: int) -> dict[str, bytes]:

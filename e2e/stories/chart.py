@@ -35,12 +35,12 @@ class Chart:
         self._helm("install", self._chart, "--values", self._values, "--create-namespace", *_WAIT)
 
     def upgrade(self, *settings: str) -> None:
-        """With `settings` as in `--set`, kept from now on."""
+        """Upgrades with `settings` as in `--set`, which later upgrades keep."""
         given = [word for each in settings for word in ("--set", each)]
         self._helm("upgrade", self._chart, "--reset-then-reuse-values", *given, *_WAIT)
 
     def test(self) -> str:
-        """What `helm test` prints, the log of its pod included."""
+        """Output of `helm test`, including the log of its pod."""
         return self._helm("test", "--logs", "--timeout", "2m")
 
     def uninstall(self) -> None:

@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """A cluster of the stories' own, beside the user's; removed at the end."""
+    """A cluster of the stories' own, separate from the user's; removed at the end."""
     environment = {**os.environ, "SLUICE_CLUSTER": STORIES_CLUSTER}
     try:
         chosen = start_cluster(environment)
@@ -48,8 +48,8 @@ def kubectl(cluster: Cluster) -> Kubectl:
 
 @pytest.fixture(scope="session")
 def chat(kubectl: Kubectl) -> Service:
-    """A Ready service with two engines. Stories leave it Ready; those that break things make one
-    of their own."""
+    """A Ready service with two engines. Stories leave it Ready; stories that break a service make
+    their own."""
     service = Service(kubectl, "chat")
     service.apply(chat_service("chat", replicas=2))
     service.wait_for("Updated", "True")
@@ -64,7 +64,7 @@ def pretended(cluster: Cluster) -> str:
 
 @pytest.fixture(scope="module")
 def gpu_node(kubectl: Kubectl) -> Iterator[str]:
-    """The first node, with `GPUS_ON_NODE` of them for as long as the stories of a file run."""
+    """The first node, which says it has `GPUS_ON_NODE` GPUs while the stories of a file run."""
     name: str = kubectl.get("nodes")["items"][0]["metadata"]["name"]
     set_gpus(kubectl, name, GPUS_ON_NODE)
     patch_node(kubectl, name, {"metadata": {"labels": LABELS}})
@@ -75,7 +75,7 @@ def gpu_node(kubectl: Kubectl) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def installed_images(kubectl: Kubectl) -> dict[str, str]:
-    """What the operator's environment names: variable → image."""
+    """Images in the operator's environment: variable → image."""
     deployment = kubectl.get("deployment", "sluice-operator", "-n", OPERATOR_NAMESPACE)
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     return {

@@ -1,6 +1,6 @@
 """GPUs that a story pretends: the node says that it has them, and so does a test's engine image.
 
-A node may be pretended, too: it has no kubelet, and the story says what one would of its pods.
+A node may be pretended, too: it has no kubelet, and the story writes the statuses of its pods.
 """
 
 from __future__ import annotations
@@ -22,29 +22,30 @@ ENV: Final = [
     {"name": "PRETENDED_PRODUCT", "value": A100},
     {"name": "PRETENDED_MEMORY_MIB", "value": "40960"},
 ]
-"""Of engines that say they have them."""
+"""Environment of engines that say they have these GPUs."""
 
 ROOM: Final = {"cpu": "8", "memory": "32Gi", "ephemeral-storage": "64Gi", "pods": "10"}
 """Capacity of a pretended node."""
 NOBODY: Final = "192.0.2.1"
-"""Address of its pods, where nothing answers."""
+"""Address of pods on a pretended node, where nothing answers."""
 
 
 def patch_node(kubectl: Kubectl, node: str, change: Mapping[str, Any], *words: str) -> None:
-    """A merge patch; `words`: of kubectl, such as --subresource=status."""
+    """Applies a merge patch to a node; `words`: arguments of kubectl, such as
+    --subresource=status."""
     kubectl.run("patch", "node", node, "--type=merge", "-p", json.dumps(change), *words)
 
 
 def set_gpus(kubectl: Kubectl, node: str, count: int | None) -> None:
-    """GPUs that a node says it has; None: it says nothing of any."""
+    """Sets the GPUs that a node says it has; None: it reports none."""
     capacity = {GPU: None if count is None else str(count)}
     patch_node(kubectl, node, {"status": {"capacity": capacity}}, "--subresource=status")
 
 
 @contextmanager
 def pretended_node(kubectl: Kubectl, name: str, gpus: int) -> Iterator[None]:
-    """A node with GPUs and without a kubelet, ready for the length of the block, unless Kubernetes
-    misses its heartbeats after most of a minute."""
+    """A node with GPUs and without a kubelet, ready for the length of the block. After most of a
+    minute, Kubernetes may miss its heartbeats."""
     head = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": LABELS}}
     kubectl.apply(json.dumps(head))
     try:
@@ -57,7 +58,8 @@ def pretended_node(kubectl: Kubectl, name: str, gpus: int) -> Iterator[None]:
 
 
 def make_ready(kubectl: Kubectl, pod: str) -> None:
-    """Says of a pod on a pretended node what a kubelet says of an engine that serves."""
+    """Writes the status that a kubelet would write for a serving engine, of a pod on a pretended
+    node."""
     state = {"running": {"startedAt": _now()}}
     engine = {"name": "engine", "ready": True, "started": True, "state": state}
     engine |= {"image": "pretended", "imageID": "pretended", "restartCount": 0}

@@ -1,7 +1,7 @@
-"""A hub in the cluster, with the small trained model as its repository `sluice/tiny`, and adapters
-of it, `sluice/poems` and `sluice/law`; and a bucket, with the model at `s3://models/sluice/tiny`.
+"""A hub and a bucket in the cluster, with the small trained model: as repository `sluice/tiny`,
+with adapters `sluice/poems` and `sluice/law`, and at `s3://models/sluice/tiny`.
 
-Its pod runs the sample engine's image, which has Python and the model; its code comes from a
+Their pod runs the sample engine's image, which has Python and the model; its code comes from a
 ConfigMap. Knows nothing of services that fetch from it.
 """
 
@@ -37,7 +37,7 @@ MODEL_FOLDER: Final = "/models/sluice-tiny"
 
 
 class Hub:
-    """The hub as a story handles it; its model has so many bytes more than the small one."""
+    """The hub as a story handles it; its model has `more_bytes` more than the small one."""
 
     def __init__(self, kubectl: Kubectl, image: str, more_bytes: int = 0) -> None:
         self._kubectl = kubectl
@@ -45,7 +45,7 @@ class Hub:
         self._more_bytes = more_bytes
 
     def start(self) -> None:
-        """Raises ClusterError when it does not come up."""
+        """Starts the hub. Raises ClusterError if it does not come up."""
         self._kubectl.apply(json.dumps({"apiVersion": "v1", "kind": "List", "items": self._items}))
         words = ("rollout", "status", f"deployment/{NAME}", "-n", NAMESPACE, "--timeout=120s")
         self._kubectl.run(*words)
@@ -55,26 +55,26 @@ class Hub:
         self._kubectl.run("delete", kinds, "-n", NAMESPACE, "-l", f"app={NAME}")
 
     def set(self, **state: Any) -> None:
-        """How it answers from now on: `revisions` (name → commit), `refusals` (status and headers
-        of the next answers), `token` (without it content is gated), `damage`, `ends_after`. What it
-        was asked is forgotten."""
+        """Sets how the hub answers: `revisions` (name → commit), `refusals` (status and headers of
+        the next answers), `token` (without it content is gated), `damage`, `ends_after`. Clears the
+        record of requests."""
         self._kubectl.run("create", "--raw", STATE, "-f", "-", stdin=json.dumps(state))
 
     def requests(self, *beginnings: str) -> list[str]:
-        """Paths that it was asked for since `set`, of those with one of `beginnings`."""
+        """Paths that the hub was asked for since `set` and that begin with one of `beginnings`."""
         asked: list[str] = self._state()["requests"]
         return [path for path in asked if path.startswith(beginnings or "/")]
 
     def bucket_requests(self) -> list[str]:
-        """Paths, with the query, that its bucket was asked for since `set`."""
+        """Paths, with the query, that the bucket was asked for since `set`."""
         return list(self._state()["bucket_requests"])
 
     def sent_bytes(self) -> int:
-        """Bytes of all its answers since `set`."""
+        """Bytes of all the hub's answers since `set`."""
         return int(self._state()["sent_bytes"])
 
     def revisions(self) -> dict[str, str]:
-        """Name → commit."""
+        """Revisions of the hub's repository: name → commit."""
         return dict(self._state()["revisions"])
 
     def _state(self) -> dict[str, Any]:

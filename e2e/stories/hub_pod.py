@@ -1,9 +1,9 @@
-"""`python -m e2e.stories.hub_pod FOLDER BYTES`, in a pod: a hub with a model and adapters of it,
-and a bucket with the same model.
+"""`python -m e2e.stories.hub_pod FOLDER BYTES`, in a pod: a hub with a model and its adapters, and
+a bucket with that model.
 
-Both are those of the fetcher's tests; the model's weights have BYTES more than those of the
-folder. On another port `GET /state` tells what they were asked, and `POST /state` says how the hub
-answers from then.
+Both are those of the fetcher's tests; the model's weights have BYTES more than the folder's. On
+another port, `GET /state` returns the requests that they got, and `POST /state` sets how the hub
+answers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FOLDER_IN_BUCKET: Final = "sluice/tiny"
 REPOSITORY: Final = "sluice/tiny"
 ADAPTERS: Final = ("sluice/poems", "sluice/law")
 FILES_URL: Final = f"http://hub-files.default.svc:{HUB_PORT}"
-"""Files of LFS are on another host than the hub itself."""
+"""URL of the hub's files: files of LFS are on another host than the hub itself."""
 SETTABLE: Final = frozenset({"revisions", "refusals", "token", "ends_after", "damage"})
 
 
@@ -50,7 +50,7 @@ class _State(BaseHTTPRequestHandler):
         return self._tell()
 
     def _body(self) -> bytes:
-        """kubectl sends chunks."""
+        """The request's body, which kubectl sends in chunks."""
         if length := self.headers["Content-Length"]:
             return self.rfile.read(int(length))
         pieces = []
@@ -60,7 +60,7 @@ class _State(BaseHTTPRequestHandler):
         return b"".join(pieces)
 
     def log_message(self, *_: object) -> None:
-        """Nothing on stderr."""
+        """Logs nothing."""
 
     def _tell(self) -> None:
         hub = self.hub

@@ -41,13 +41,14 @@ class LongAnswer:
         assert self._begun.wait(HUNG_SECONDS), "no first token"
 
     def kill_its_engine(self, kubectl: Kubectl, engines: Sequence[Pod]) -> Pod:
-        """SIGKILL to the one of these that works on the answer; nobody else asks them."""
+        """Sends SIGKILL to the one of `engines` that works on the answer; no other request may run
+        on them."""
         (busy,) = [pod for pod in engines if held_requests(load_report(kubectl, pod))]
         busy.kill()
         return busy
 
     def text(self) -> str:
-        """The whole answer; fails where the stream was not whole."""
+        """The whole answer; fails if the stream broke off."""
         self._thread.join(HUNG_SECONDS)
         assert self._ends == ["[DONE]"], self._ends
         return "".join(self._text)

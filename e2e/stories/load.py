@@ -1,6 +1,6 @@
-"""Clients that ask one thing after the other while a story changes something, retries off.
+"""Clients that ask one question after the other, without retries, while a story changes something.
 
-Every answer is compared with the only right one, so an exchanged KV page is seen.
+Every answer is compared with the only right one, so an exchanged KV page is noticed.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ CLIENTS = 6
 PROMPT_BYTES = 256
 LONG_PROMPT_BYTES = 1300
 SEEDS = 1000
-"""Prompts that the sample's model copies right; of others it gets one in several hundred wrong."""
+"""Seeds of prompts that the sample's model copies right; of other prompts, it gets one in several
+hundred wrong."""
 HUNG_SECONDS = 120
 
 
 @dataclass
 class Tally:
-    """What the clients saw."""
+    """The clients' results."""
 
     right: int = 0
     wrong: list[str] = field(default_factory=list)
-    """Wrong answers and errors, connections that broke too."""
+    """Wrong answers and errors, including broken connections."""
     cut_off: int = 0
     """Connections that broke while `expects_cuts` was set; they are not wrong."""
     expects_cuts: bool = False
@@ -46,7 +47,7 @@ class Tally:
             self.progressed.notify_all()
 
     def record_cut(self, error: str) -> None:
-        """A connection that broke, or could not be made."""
+        """Counts a connection that broke, or could not be made."""
         if not self.expects_cuts:
             self.record(error)
             return
@@ -54,7 +55,7 @@ class Tally:
             self.cut_off += 1
 
     def wait_for_more(self, requests: int) -> None:
-        """Until so many more requests were answered right."""
+        """Waits until `requests` more requests were answered right."""
         with self.progressed:
             target = self.right + requests
             arrived = self.progressed.wait_for(
@@ -72,8 +73,8 @@ def load(url: str, clients: int = CLIENTS) -> Iterator[Tally]:
 
 @contextmanager
 def long_prompts(url: str, clients: int = CLIENTS) -> Iterator[Tally]:
-    """Clients that send one long prompt after the other, and want few tokens, of which any are
-    right: work for prefill."""
+    """Clients that send one long prompt after the other and want few tokens. Any tokens are right:
+    the prompts are work for prefill."""
     with _asking(_ask_long, url, clients) as tally:
         yield tally
 

@@ -19,7 +19,8 @@ RUNTIME: Final = "containerd://1.7.29"
 
 @contextmanager
 def old_node(kubectl: Kubectl) -> Iterator[None]:
-    """For the length of the block. The operator learns of it by its watch, a moment later."""
+    """Adds a node with an old container runtime for the length of the block. The operator learns of
+    it by its watch, a moment later."""
     node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NAME}}
     kubectl.apply(json.dumps(node | {"spec": {"unschedulable": True}}))
     try:

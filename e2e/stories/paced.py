@@ -27,7 +27,7 @@ def paced_template(config_map: str, step_seconds: float) -> dict[str, Any]:
 
 @contextmanager
 def pace_in_config_map(kubectl: Kubectl, name: str) -> Iterator[None]:
-    """What paces engines is in this ConfigMap for the length of the block."""
+    """Fills this ConfigMap, for the length of the block, with the files that pace engines."""
     config_map = {
         "apiVersion": "v1",
         "kind": "ConfigMap",

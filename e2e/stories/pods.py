@@ -36,7 +36,7 @@ from tests.busy_machine import BusyMachine
 
 POLL_SECONDS: Final = 0.1
 PATIENCE_SECONDS: Final = 120.0
-"""For what must happen; bounds are counted otherwise."""
+"""Seconds to wait for something that must happen; stories count their bounds otherwise."""
 KV_PORTS: Final = f"{KV_TRANSFER_MIN}:{KV_TRANSFER_MAX}"
 
 
@@ -60,16 +60,17 @@ class Pod:
         return sorted(found)
 
     def kill(self) -> None:
-        """SIGKILL to the container's first process, which takes the others with it."""
+        """Sends SIGKILL to the container's first process, which takes the others with it."""
         os.kill(self.processes()[0], signal.SIGKILL)
 
     def freeze(self) -> None:
-        """SIGSTOP to all processes: connections stay, nobody answers. Only death ends it."""
+        """Sends SIGSTOP to all processes: connections stay, and nobody answers. Only killing the
+        pod ends this state."""
         for pid in reversed(self.processes()):
             os.kill(pid, signal.SIGSTOP)
 
     def kill_engine_process(self) -> None:
-        """SIGKILL to the process that computes; the one that answers HTTP lives on."""
+        """Sends SIGKILL to the process that computes; the process that answers HTTP lives on."""
         (computing,) = [pid for pid in self.processes() if _is_engine_process(pid)]
         os.kill(computing, signal.SIGKILL)
 
@@ -79,14 +80,14 @@ class Pod:
 
 
 def pods(kubectl: Kubectl, service: Service, role: Role | Literal["router"]) -> list[Pod]:
-    """Those that run, by name."""
+    """Running pods of a role, by name."""
     selector = f"serving.sluice.dev/service={service.name},serving.sluice.dev/role={role}"
     found = kubectl.get("pods", "-n", service.namespace, "-l", selector)["items"]
     return sorted((_pod(pod) for pod in found if _runs(pod)), key=lambda pod: pod.name)
 
 
 def load_report(kubectl: Kubectl, engine: Pod) -> LoadReport:
-    """What the engine tells the router, read through the API server."""
+    """The load report of an engine, read through the API server."""
     path = f"/api/v1/namespaces/{NAMESPACE}/pods/{engine.name}:{ENGINE_HTTP}/proxy/load"
     return LoadReport.model_validate_json(kubectl.run("get", "--raw", path))
 
@@ -100,18 +101,18 @@ def metric(kubectl: Kubectl, pod: Pod, name: str, port: int = ENGINE_METRICS) ->
 
 
 def is_idle(report: LoadReport) -> bool:
-    """Whether it holds no request, no room and no page but cached ones."""
+    """Whether an engine holds no request, no room, and no pages except cached ones."""
     figures = report.figures
     return held_requests(report) == 0 and figures.kv_pages_available == figures.kv_pages_total
 
 
 def held_requests(report: LoadReport) -> int:
-    """Requests that it computes, or that wait in any of its queues."""
+    """Requests that an engine computes, or that wait in any of its queues."""
     return report.figures.requests
 
 
 def wait_until_idle(kubectl: Kubectl, found: list[Pod], within_seconds: float) -> None:
-    """Fails with the load report of one that still holds something then. Counted are seconds in
+    """Fails, with its load report, if an engine still holds something then. Only seconds count in
     which no process of this machine waited for a processor."""
     machine, deadline = BusyMachine(), time.monotonic() + PATIENCE_SECONDS
     for engine in found:
@@ -123,8 +124,8 @@ def wait_until_idle(kubectl: Kubectl, found: list[Pod], within_seconds: float) -
 
 @contextmanager
 def watched_ready_times(kubectl: Kubectl, service: Service) -> Iterator[dict[str, float]]:
-    """When each pod of the service was first seen ready, in Unix seconds by name; filled while the
-    block runs. Objects have these times in whole seconds alone."""
+    """Unix seconds at which each pod of the service was first seen ready, by name; filled while the
+    block runs. Objects have these times only in whole seconds."""
     ready = '{.status.conditions[?(@.type=="Ready")].status}'
     selector = f"serving.sluice.dev/service={service.name}"
     argv = kubectl.argv(
@@ -151,7 +152,7 @@ def watched_ready_times(kubectl: Kubectl, service: Service) -> Iterator[dict[str
 
 
 def routed_seconds(kubectl: Kubectl, service: Service, request_id: str) -> float:
-    """How long a request took, as its router's log says."""
+    """Seconds that a request took, by its router's log."""
     selector = f"serving.sluice.dev/service={service.name},serving.sluice.dev/role=router"
     told: list[str] = []
 
@@ -165,7 +166,7 @@ def routed_seconds(kubectl: Kubectl, service: Service, request_id: str) -> float
 
 
 def poll(predicate: Callable[[], bool], timeout_seconds: float) -> bool:
-    """Whether it became true in time."""
+    """Whether `predicate` became true in time."""
     deadline = time.monotonic() + timeout_seconds
     while not predicate():
         if time.monotonic() > deadline:
@@ -176,8 +177,8 @@ def poll(predicate: Callable[[], bool], timeout_seconds: float) -> bool:
 
 @contextmanager
 def rule(pod: Pod, *words: str) -> Iterator[Callable[[], int]]:
-    """An iptables rule in the pod's namespace, first of its chain, for the length of the block;
-    yields what tells the bytes that it has met."""
+    """Adds an iptables rule as the first of its chain in the pod's namespace, for the length of the
+    block. Yields a function that returns the bytes the rule has matched."""
     chain, *rest = words
     pod.in_network("iptables", "-I", chain, *rest)
 

@@ -1,6 +1,7 @@
-"""Requests that come ever faster, as their clients measure them, and the fleet that they needed.
+"""Requests that come faster and faster, as their clients measure them, and the fleet that they
+needed.
 
-Arrivals are those of an open loop: no request waits for the answer to another. Knows no cluster.
+Arrivals are an open loop: no request waits for the answer to another. Knows no cluster.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from e2e.stories.service import MODEL
 PROMPT_BYTES: Final = 32
 HUNG_SECONDS: Final = 120
 Sizes = Sequence[tuple[float, int]]
-"""From when on a fleet has how many engines."""
+"""Sizes of a fleet: the time from which it has a number of engines, and the number."""
 
 
 @dataclass(frozen=True)
 class Ramp:
-    """Poisson arrivals whose rate rises evenly; the same ones for the same seed."""
+    """Poisson arrivals whose rate rises evenly; equal for equal seeds."""
 
     seconds: float
     first_rate: float
@@ -37,8 +38,8 @@ class Ramp:
     seed: int
 
     def arrivals(self) -> Iterator[float]:
-        """Seconds after the beginning, in order: unit exponentials are the gaps between expected
-        counts, and `at` is when so many are expected."""
+        """Seconds after the beginning, in order. The gaps between expected counts are unit
+        exponentials; `at` is the time at which a count is expected."""
         draw, expected = random.Random(self.seed), 0.0
         rise = (self.last_rate - self.first_rate) / self.seconds
         while True:
@@ -51,11 +52,11 @@ class Ramp:
 
 @dataclass(frozen=True)
 class Answer:
-    """One request; moments in Unix seconds."""
+    """Answer to one request; times in Unix seconds."""
 
     asked: float
     first: float
-    """Of the first token; of the end without any."""
+    """Time of the first token; the time of the end if there was none."""
     ended: float
     tokens: int
     text: str = ""
@@ -72,7 +73,7 @@ class Answer:
 
 
 def answers(url: str, ramp: Ramp, tokens: int) -> list[Answer]:
-    """Of all requests of the ramp, each of which has `tokens` for an answer."""
+    """Answers to all requests of the ramp, each of `tokens` tokens."""
     return asyncio.run(_answers(url, ramp, tokens))
 
 
@@ -89,7 +90,7 @@ async def _answers(url: str, ramp: Ramp, tokens: int) -> list[Answer]:
 
 
 def client_of(url: str) -> openai.AsyncOpenAI:
-    """A client that asks once."""
+    """A client without retries."""
     return openai.AsyncOpenAI(
         base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=HUNG_SECONDS
     )
@@ -115,10 +116,11 @@ async def ask(client: openai.AsyncOpenAI, words: dict[str, Any]) -> Answer:
 
 
 class Hindsight:
-    """What the requests needed, by the times that their clients measured."""
+    """The engines that the requests needed, by the times that their clients measured."""
 
     def __init__(self, asked: Sequence[Answer], rows: int, start_seconds: float) -> None:
-        """`rows`: requests that an engine holds at once; `start_seconds`: of an engine."""
+        """`rows`: requests that an engine holds at once; `start_seconds`: seconds of an engine's
+        start."""
         self._asked = asked
         self._rows = rows
         self._start_seconds = start_seconds
@@ -127,9 +129,9 @@ class Hindsight:
         self.ended = max(answer.ended for answer in asked)
 
     def plan(self, at: float, hold_seconds: float = 0.0) -> int:
-        """Fewest engines, 1 at least, that hold all requests at once from `hold_seconds` before
-        until a start later. Most are held at the beginning of that time, or when one more is
-        asked."""
+        """Fewest engines, at least 1, that hold all requests at once from `hold_seconds` before
+        `at` until the length of a start after it. The maximum is at the beginning of that time, or
+        when a request comes."""
         since, until = at - hold_seconds, at + self._start_seconds
         moments = [
             since,
@@ -148,9 +150,9 @@ class Hindsight:
         return [planned[0], *(new for old, new in pairwise(planned) if new[1] != old[1])]
 
     def beyond(self, sizes: Sizes, more: int, hold_seconds: float) -> list[tuple[int, int, int]]:
-        """At which seconds of the ramp there were more than `more` engines above the plan: the
-        second, the engines, the plan. The plan of a moment at which the fleet grows looks ahead
-        alone."""
+        """Seconds of the ramp at which there were more than `more` engines above the plan, each
+        with the engines and the plan. For a moment at which the fleet grows, the plan only looks
+        ahead."""
         grown = [(at, engines, 0.0) for (_, old), (at, engines) in pairwise(sizes) if engines > old]
         always = [(at, size_at(sizes, at), hold_seconds) for at in self.seconds()]
         compared = [(at, engines, self.plan(at, hold)) for at, engines, hold in grown + always]

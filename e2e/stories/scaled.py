@@ -1,4 +1,4 @@
-"""A service that follows the load: its numbers, and what was told of them."""
+"""A service that follows the load: its numbers, and the events about them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from e2e.stories.service import NAMESPACE, Service, unix_seconds
 
 
 class Scaled:
-    """The service of a story."""
+    """A scaled service of a story."""
 
     def __init__(self, kubectl: Kubectl, name: str) -> None:
         self.kubectl = kubectl
@@ -28,11 +28,11 @@ class Scaled:
         return {role: pool["readyReplicas"] for role, pool in pools.items()}
 
     def scaling(self) -> dict[str, Any]:
-        """What the status says of the last decision."""
+        """The last decision in the service's status."""
         return dict(self.service.get()["status"].get("scaling", {}))
 
     def decisions(self) -> list[tuple[float, str]]:
-        """When a pool was asked for another number of engines, and why."""
+        """Times at which a pool was asked for another number of engines, and the reasons."""
         selector = f"regarding.name={self.service.name},reason=Scaled"
         found = self.kubectl.get(
             "events.events.k8s.io", "-n", NAMESPACE, f"--field-selector={selector}"
@@ -40,7 +40,7 @@ class Scaled:
         return sorted((unix_seconds(each["eventTime"]), each["note"]) for each in found["items"])
 
     def ready_times(self) -> list[float]:
-        """When each engine became ready."""
+        """Times at which each engine became ready."""
         pods = self.kubectl.get("pods", "-n", NAMESPACE, "-l", self._selector())["items"]
         return sorted(
             unix_seconds(condition["lastTransitionTime"])
@@ -51,7 +51,8 @@ class Scaled:
         )
 
     def start_seconds(self) -> list[float]:
-        """Of each decision with an engine that was ready after it: how soon the first one was."""
+        """Seconds from each decision to the first engine that was ready after it; decisions without
+        one are left out."""
         ready = self.ready_times()
         after = ([at - when for at in ready if at >= int(when)] for when, _ in self.decisions())
         return [min(seconds) for seconds in after if seconds]

@@ -22,7 +22,7 @@ NAMESPACE = "default"
 MODEL = "sluice-tiny"
 WAIT_SECONDS = 240
 RESOURCES = {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}}
-"""Small engines."""
+"""Resources of a small engine."""
 OWNED_KINDS = (
     "deployments,services,configmaps,secrets,enginepools,serviceaccounts,roles,rolebindings,"
     "poddisruptionbudgets,networkpolicies,controllerrevisions,jobs,persistentvolumeclaims,pods"
@@ -39,7 +39,7 @@ def chat_service(name: str, replicas: int = 1, **spec: Any) -> dict[str, Any]:
 
 
 def disaggregated_service(name: str, prefill: int, decode: int, **spec: Any) -> dict[str, Any]:
-    """The sample of two pools under another name, with so many small engines."""
+    """The sample of two pools under another name, with these numbers of small engines."""
     sample: dict[str, Any] = yaml.safe_load(DISAGGREGATED.read_text())
     own = {"replicas": decode, "prefill": {"replicas": prefill}, "resources": RESOURCES}
     metadata = {"name": name, "namespace": NAMESPACE}
@@ -47,7 +47,7 @@ def disaggregated_service(name: str, prefill: int, decode: int, **spec: Any) -> 
 
 
 def scaled_between(least: int, most: int, made: dict[str, Any]) -> dict[str, Any]:
-    """A service each pool of which follows the load between these numbers."""
+    """The service `made`, in which each pool follows the load between these limits."""
     spec = made["spec"]
     for section in (spec, spec.get("prefill", {})):
         section.pop("replicas", None)
@@ -69,7 +69,7 @@ def own_namespace(cluster: Cluster, name: str) -> Iterator[str]:
 
 
 def unix_seconds(text: str) -> float:
-    """Of a timestamp in an object."""
+    """Unix seconds of a timestamp in an object."""
     return datetime.fromisoformat(text).timestamp()
 
 
@@ -94,17 +94,18 @@ class Service:
         return next((found for found in conditions if found["type"] == name), {})
 
     def wait_for(self, condition: str, status: str) -> None:
-        """Raises ClusterError with all conditions when it does not come about."""
+        """Waits for the condition; raises ClusterError with all conditions if it does not become
+        so."""
         self._wait(f"condition={condition}={status}")
 
     def wait_for_reason(self, condition: str, reason: str) -> dict[str, Any]:
-        """The condition once it gives this reason."""
+        """Waits until the condition has this reason; returns the condition."""
         path = f'{{.status.conditions[?(@.type=="{condition}")].reason}}'
         self._wait(f"jsonpath={path}={reason}")
         return self.condition(condition)
 
     def recorded_specs(self) -> list[str]:
-        """Names of the ControllerRevisions that it was complete with."""
+        """Names of the service's ControllerRevisions that were complete."""
         selector = f"serving.sluice.dev/service={self.name}"
         words = ("controllerrevisions", "-n", self.namespace, "-l", selector)
         there = self._kubectl.get(*words)["items"]

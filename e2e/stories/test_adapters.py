@@ -28,9 +28,9 @@ from e2e.stories.volume import claimed_volume
 CONFIG: Final = ROOT / "e2e" / "model" / "sluice-tiny" / "config.json"
 PROMPT, _ = make_prompt("copy", 64, seed=5)
 BROUGHT_SECONDS: Final = 240
-"""The kubelet brings a ConfigMap within two minutes."""
+"""Seconds until adapters are loaded: the kubelet brings a ConfigMap within two minutes."""
 ROUTERS_MET: Final = 8
-"""So many connections hardly miss one of two routers."""
+"""Number of connections that almost certainly reach both of two routers."""
 ENGINE: Final = {"dtype": "float32", "kvPoolTokens": 16384, "maxLorasPerBatch": 2}
 
 
@@ -45,7 +45,7 @@ def claim(kubectl: Kubectl, installed_images: dict[str, str]) -> Iterator[str]:
 
 @pytest.fixture
 def hub_claim(kubectl: Kubectl, installed_images: dict[str, str]) -> Iterator[str]:
-    """An empty claim for what is downloaded."""
+    """An empty claim for downloads."""
     image = installed_images["SLUICE_ENGINE_IMAGE"]
     with claimed_volume(kubectl, "adapters-cache", image) as found:
         yield found
@@ -60,7 +60,7 @@ def service(kubectl: Kubectl) -> Iterator[Service]:
 
 
 def filled(kubectl: Kubectl, claim: str, image: str) -> None:
-    """A pod copies the adapters, which a ConfigMap brings, to the claim."""
+    """Fills the claim with the adapters: a pod copies them from a ConfigMap."""
     config = json.loads(CONFIG.read_text())
     data, items = {}, []
     for seed, name in enumerate(("poems", "law")):
@@ -116,7 +116,7 @@ def text(url: str, model: str) -> str:
 
 
 def engines(kubectl: Kubectl, service: Service) -> dict[str, Any]:
-    """Restarts of its engines, by pod."""
+    """Restarts of the service's engines, by pod."""
     selector = f"serving.sluice.dev/service={service.name},serving.sluice.dev/role={Role.MIXED}"
     found = kubectl.get("pods", "-n", NAMESPACE, "-l", selector)["items"]
     return {
@@ -128,7 +128,7 @@ def engines(kubectl: Kubectl, service: Service) -> dict[str, Any]:
 
 
 def served_after(url: str, name: str, status: int) -> float:
-    """Seconds until requests for this adapter are answered so, whichever router they reach."""
+    """Seconds until both routers answer requests for this adapter with `status`."""
     began = time.monotonic()
 
     def everywhere() -> bool:

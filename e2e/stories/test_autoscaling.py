@@ -28,7 +28,7 @@ GROWN_SECONDS = 180
 SHRUNK_SECONDS = 420
 BURST_CLIENTS = 24
 BUSY = {"maxRunningRequests": 4, "drainSeconds": 30}
-"""Few at once, so that a burst queues on a small machine too."""
+"""Engine settings with few running requests, so that a burst queues on a small machine too."""
 EAGER = {"target": {"queueMilliseconds": 200, "prefillQueue": 2, "decodeQueue": 2}}
 
 
@@ -51,7 +51,7 @@ def scaled(kubectl: Kubectl) -> Iterator[Scaled]:
 
 
 def makes_both_pools_grow(scaled: Scaled, url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A burst, in which nobody loses anything; tells how soon engines were ready."""
+    """A burst without a lost request; prints how soon engines were ready."""
     assert scaled.replicas() == ONE_EACH
     with load(url, BURST_CLIENTS) as burst, long_prompts(url, BURST_CLIENTS) as prompts:
         grown = poll(lambda: scaled.ready() == TWO_EACH, GROWN_SECONDS)

@@ -42,13 +42,13 @@ STEP_SECONDS: Final = 0.1
 LEAST, MOST = 1, 3
 GROWN_SECONDS: Final = 60
 WORK_SECONDS: Final = 2.0
-"""Within which a new engine gives its first token."""
+"""Seconds within which a new engine gives its first token."""
 TTFT_RATIO: Final = 1.5
 ROUTED: Final = re.compile(r"(burst-\d-\d+) POST \S+ 200 \S+ engine=(\S+)")
 
 
 def burst_service(name: str, role: Role, routers: int) -> dict[str, Any]:
-    """The autoscale tutorial's service, with engines that are paced and full sooner."""
+    """The autoscale tutorial's service. Its engines are paced, and full sooner."""
     sections = {
         "template": paced_template(CONFIG_MAP, STEP_SECONDS),
         "router": {"replicas": routers},
@@ -64,30 +64,30 @@ def burst_service(name: str, role: Role, routers: int) -> dict[str, Any]:
 
 
 class Burst:
-    """The service, and what it did with bursts."""
+    """The service, and how it handled bursts."""
 
     def __init__(self, kubectl: Kubectl, name: str, role: Role) -> None:
         self.scaled = Scaled(kubectl, name)
         self._kubectl = kubectl
         self._role = role
-        """Of the engines that answer."""
+        """Role of the engines that answer."""
 
     def engines(self) -> list[Pod]:
-        """Those that answer."""
+        """Pods of the engines that answer."""
         return pods(self._kubectl, self.scaled.service, self._role)
 
     def routers(self) -> list[Pod]:
         return pods(self._kubectl, self.scaled.service, ROUTER_ROLE)
 
     def kill_once_requests_move(self, pod: Pod) -> bool:
-        """Whether some moved, and `pod` was killed then."""
+        """Whether requests moved, and `pod` was killed then."""
         moved = poll(lambda: any(map(self._retries, self.routers())), GROWN_SECONDS)
         if moved:
             pod.kill()
         return moved
 
     def ledger(self, routers: Sequence[Pod] | None = None) -> Ledger:
-        """All these routers' together; by default of all."""
+        """The sum of these routers' ledgers; by default of all routers."""
         path = f"/api/v1/namespaces/{NAMESPACE}/pods/%s:{ROUTER_METRICS}/proxy/ledger"
         routers = self.routers() if routers is None else routers
         texts = [self._kubectl.run("get", "--raw", path % router.name) for router in routers]
@@ -96,12 +96,12 @@ class Burst:
         return Ledger(**total)
 
     def finished_requests(self) -> int:
-        """Answers that engines have ended: one that two of them ended is counted twice."""
+        """Answers that engines have ended. An answer that two engines ended counts twice."""
         reports = [load_report(self._kubectl, engine) for engine in self.engines()]
         return sum(report.figures.finished_requests_total or 0 for report in reports)
 
     def first_tokens(self, answers: Mapping[str, Answer]) -> dict[str, float]:
-        """When each engine that answered gave its first token, as clients saw it."""
+        """Times at which each engine that answered gave its first token, as clients saw it."""
         words = ("-n", NAMESPACE)
         logs = [self._kubectl.run("logs", router.name, *words) for router in self.routers()]
         engines = dict(ROUTED.findall("".join(logs)))

@@ -28,7 +28,7 @@ LEFT = (
 
 @pytest.fixture
 def empty_cluster() -> Iterator[Cluster]:
-    """One without Sluice, beside that of the other stories."""
+    """A cluster without Sluice, separate from that of the other stories."""
     environment = {**os.environ, "SLUICE_CLUSTER": "sluice-chart"}
     if choose_cluster(environment).kind == "current":
         pytest.skip("a cluster that is somebody's own is not emptied")
@@ -39,7 +39,7 @@ def empty_cluster() -> Iterator[Cluster]:
 
 
 def answer(cluster: Cluster) -> str:
-    """What the sample says to the prompt of `make up`."""
+    """The sample's answer to the prompt of `make up`."""
     with reach(cluster, NAMESPACE, SERVICE) as url:
         return "".join(stream_completion(url, MODEL, PROMPT, max_tokens=64))
 

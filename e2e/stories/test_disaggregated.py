@@ -32,7 +32,7 @@ from e2e.stories.service import DISAGGREGATED, MODEL, NAMESPACE, Service
 IDLE_SECONDS = 30
 FAILED_WITHIN_SECONDS = 40
 KV_BYTES_PER_TOKEN = 4096
-"""Of the sample's model; see e2e/model/README.md."""
+"""KV bytes per token of the sample's model; see e2e/model/README.md."""
 NEW_EACH_TIME = {"id", "created", "request_id", "prompt_tokens_details"}
 
 COPY, COPIED = make_prompt("copy", 256, seed=21)
@@ -116,7 +116,8 @@ def test_answers_are_those_of_an_engine_that_does_both(name: str, url: str, pair
 
 
 def comparable(value: Any) -> Any:
-    """Without what differs each time; floats to the accuracy of another order of sums."""
+    """`value` without parts that differ each time, and with floats rounded to the accuracy of sums
+    in another order."""
     if isinstance(value, dict):
         return {key: comparable(v) for key, v in value.items() if key not in NEW_EACH_TIME}
     if isinstance(value, list):

@@ -33,7 +33,8 @@ from e2e.stories.service import MODEL, NAMESPACE, Service, chat_service, disaggr
 
 IDLE_SECONDS = 30
 ABORTED_SECONDS = 2
-"""The answer would take longer; each look at an engine is a program of its own."""
+"""Seconds in which engines must drop a request; its answer would take longer. Each look at an
+engine starts a program."""
 REPLACED_SECONDS = 120
 RETRIES = "sluice_router_retries_total"
 RESUMED = "sluice_router_streams_resumed_total"
@@ -42,14 +43,14 @@ ENGINE = {"dtype": "float32", "kvPoolTokens": 16384, "drainSeconds": 30}
 
 
 class Apart:
-    """The service of these stories, and its load."""
+    """The service of the stories in this file."""
 
     def __init__(self, kubectl: Kubectl) -> None:
         self.kubectl = kubectl
         self.service = Service(kubectl, "apart")
 
     def apply(self, prefill: int = 2, decode: int = 2, **engine: Any) -> None:
-        """Returns when the service is as wanted."""
+        """Applies two pools; returns when the service is as the spec asks."""
         manifest = disaggregated_service(
             "apart", prefill, decode, engine=ENGINE | engine, router={"replicas": 2}
         )
@@ -70,14 +71,14 @@ class Apart:
         return sum(metric(self.kubectl, pod, name, ROUTER_METRICS) for pod in self.routers())
 
     def waiting_for_prefill(self) -> int:
-        """Requests on the decode engines whose prompt is not there yet."""
+        """Requests on the decode engines whose prompt has not arrived yet."""
         reports = [load_report(self.kubectl, engine) for engine in self.engines(Role.DECODE)]
         return sum(
             report.figures.queues.prealloc + report.figures.queues.transfer for report in reports
         )
 
     def pod_names(self) -> list[str]:
-        """Of all its pods, routers too."""
+        """Names of all its pods, routers too."""
         selector = f"serving.sluice.dev/service={self.service.name}"
         found = self.kubectl.run("get", "pods", "-n", NAMESPACE, "-l", selector, "-o", "name")
         return [name.removeprefix("pod/") for name in found.split()]
@@ -87,7 +88,7 @@ class Apart:
         return int(found["status"]["containerStatuses"][0]["restartCount"])
 
     def wait_until_ready_again(self, pod: Pod, restarts: int) -> None:
-        """After its container was restarted so often."""
+        """Waits until the pod is ready after its container was restarted `restarts` times."""
         assert poll(lambda: self.restarts(pod) >= restarts, REPLACED_SECONDS)
         self.kubectl.run(
             "wait", "--for=condition=Ready", f"pod/{pod.name}", "-n", NAMESPACE,
@@ -95,7 +96,7 @@ class Apart:
         )  # fmt: skip
 
     def evict(self, pod: str) -> bool:
-        """False when the disruption budget says: not now."""
+        """Evicts a pod; False if the disruption budget does not allow it now."""
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
         path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}/eviction"
         try:
@@ -124,7 +125,7 @@ def deployed(kubectl: Kubectl) -> Iterator[Apart]:
 
 @pytest.fixture
 def apart(deployed: Apart) -> Apart:
-    """Two engines in each pool, whatever the story before has left."""
+    """The service with two engines in each pool; repairs changes of the story before."""
     deployed.apply()
     return deployed
 
@@ -137,7 +138,8 @@ def url(cluster: Cluster, apart: Apart) -> Iterator[str]:
 
 @pytest.fixture
 def tally(apart: Apart, url: str) -> Iterator[Tally]:
-    """The load. When the story is over, no answer may have been wrong, and nothing be held."""
+    """The load. When the story is over, all answers must have been right, and no engine may hold a
+    request."""
     with load(url) as counted:
         counted.wait_for_more(CLIENTS)
         yield counted
@@ -147,7 +149,8 @@ def tally(apart: Apart, url: str) -> Iterator[Tally]:
 
 
 def test_another_pair_goes_on_where_a_killed_decode_engine_was(apart: Apart, url: str) -> None:
-    """Its prompt is computed anew by a prefill engine, and answered on from the ids told so far."""
+    """A prefill engine computes the answer's prompt again, and a decode engine continues after the
+    ids that were sent so far."""
     resumed, whole = apart.counted(RESUMED), LongAnswer(url).text()
     answer = LongAnswer(url)
     answer.kill_its_engine(apart.kubectl, apart.engines(Role.DECODE))
@@ -157,7 +160,7 @@ def test_another_pair_goes_on_where_a_killed_decode_engine_was(apart: Apart, url
 
 
 def test_an_engine_of_each_pool_is_killed_with_requests_in_it(apart: Apart, tally: Tally) -> None:
-    """Prompts are computed by another pair, and another pair goes on with answers."""
+    """Another pair computes the prompts, and another pair continues the answers."""
     prefill, decode = (apart.engines(role)[0] for role in ROLES)
     retries, resumed = apart.counted(RETRIES), apart.counted(RESUMED)
     prefill.freeze()
@@ -274,7 +277,8 @@ def test_the_mode_is_switched_to_mixed_and_back(apart: Apart, tally: Tally) -> N
 
 @pytest.mark.full
 def test_a_pool_without_an_engine_is_named(apart: Apart, url: str) -> None:
-    """Requests wait a while, then say which pool; decode never computes a prompt instead."""
+    """Requests wait a while; their errors then name the pool. Decode engines never compute a prompt
+    instead."""
     prompt, copied = make_prompt("copy", 64, seed=1)
     body = {"model": MODEL, "prompt": prompt, "max_tokens": 80, "temperature": 0}
     apart.apply(prefill=0)

@@ -19,8 +19,8 @@ NUMBERS = count(1)
 
 @pytest.fixture
 def make(kubectl: Kubectl) -> Iterator[Make]:
-    """Applies a service of its own, deleted after the story. No other has its name, so nobody
-    waits for the end of its pods."""
+    """Applies a service of the story's own, deleted afterwards. Its name is unique, so nobody waits
+    for the end of its pods."""
     service = Service(kubectl, f"broken-{next(NUMBERS)}")
 
     def applied(**spec: Any) -> Service:

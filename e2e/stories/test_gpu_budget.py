@@ -1,5 +1,5 @@
-"""A platform engineer gives a service a budget of GPUs, which holds at every instant, and a cluster
-without room for more is named.
+"""A platform engineer gives a service a budget of GPUs, which holds at every instant. If the
+cluster lacks room for more engines, the status says so.
 
 The GPUs are pretended: the node says that it has them, and a test's engine image says so too.
 """
@@ -38,7 +38,8 @@ LOST = "lost"
 
 
 def budgeted(image: str, budget: int) -> dict[str, Any]:
-    """Two pools of one GPU an engine, which would grow to eight."""
+    """Two pools with one GPU for each engine. Without the budget they would grow to eight
+    engines."""
     made = scaled_service("budget", least=1, most=4, router={"replicas": 1})
     made["spec"]["engine"] |= {"image": image, "dtype": "float32"}
     made["spec"]["autoscaling"] |= {"gpuBudget": budget}
@@ -67,7 +68,7 @@ class Watched:
         self._engines: dict[str, Engine] = {}
 
     def is_complete(self, engines: int) -> bool:
-        """Whether it has seen so many that could answer."""
+        """Whether `engines` engines could answer now; begins a new count of the fewest."""
         self.fewest_ready = self._ready()
         return self.fewest_ready == engines
 
@@ -86,7 +87,8 @@ class Watched:
         self.fewest_ready = min(self.fewest_ready, self._ready())
 
     def _ready(self) -> int:
-        """Engines that could answer: those that decode need one that computes prompts."""
+        """Engines that could answer. Decode engines count only with a prefill engine, which
+        computes prompts."""
         ready = Counter(engine.role for engine in self._engines.values() if engine.is_ready)
         decode = ready[Role.DECODE] if ready[Role.PREFILL] else 0
         return ready[Role.MIXED] + decode
@@ -118,7 +120,7 @@ def _follow(process: subprocess.Popen[str], seen: Watched) -> None:
         try:
             event, end = decoder.raw_decode(text)
         except json.JSONDecodeError:
-            continue  # the rest of it is to come
+            continue  # the rest of the event is to come
         seen.change(event)
         text = text[end:].lstrip()
 
@@ -154,7 +156,8 @@ def test_a_budget_holds_at_every_instant_and_no_room_is_named(
 
 
 def on_gpus(made: dict[str, Any], image: str, budget: int, chunk_size: int) -> dict[str, Any]:
-    """The service with one GPU an engine, and a budget of them. Another size is a roll-out."""
+    """The service with one GPU for each engine, and a budget of GPUs. Another chunk size causes a
+    roll-out."""
     gpus = {"accelerator": {"count": 1}, "template": {"env": ENV}}
     engine = ENGINE | {"image": image, "chunkSize": chunk_size}
     scaling = {"autoscaling": {"gpuBudget": budget}}
@@ -185,7 +188,8 @@ def test_a_roll_out_of_one_prefill_engine_and_three_others_interrupts_nothing(
     budget: int,
     chunk_size: int,
 ) -> None:
-    """A pool of three lends a GPU to that of one where the budget is full; else one is free."""
+    """The pool of three lends a GPU to the other pool where the budget is full; otherwise one is
+    free."""
     former, before = engines(kubectl, lending), lending.condition("Ready")
     with (
         reach(cluster, NAMESPACE, lending.name) as url,

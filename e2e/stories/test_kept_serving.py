@@ -1,6 +1,7 @@
 """A service that answers goes on answering: through switches of the mode, and edits that go wrong.
 
-Clients do not retry; Ready never changes, by its own clock."""
+Clients do not retry. By its transition time, the condition Ready never changes.
+"""
 
 from __future__ import annotations
 

@@ -30,11 +30,11 @@ from e2e.stories.volume import claimed_volume
 
 URI: Final = f"hf://{REPOSITORY}"
 CONTENT: Final = "/lfs/"
-"""Where the hub keeps weights."""
+"""Path at which the hub has weights."""
 OTHER_COMMIT: Final = "decade" * 6 + "4567"
 NAMED_WITHIN_SECONDS: Final = 30
 EXIT_REFUSED: Final = 2
-"""Of the fetcher, where trying again does not help."""
+"""Exit status of the fetcher when trying again does not help."""
 QUOTA: Final = {
     "requests.cpu": "1",
     "requests.memory": "4Gi",
@@ -42,7 +42,8 @@ QUOTA: Final = {
     "limits.memory": "16Gi",
     "pods": "4",
 }
-"""A pod is admitted only if all its containers have requests and limits of cpu and memory."""
+"""A quota that admits a pod only if all its containers have requests and limits of cpu and
+memory."""
 IN_QUOTA: Final[dict[str, Any]] = {
     "requests": {"cpu": "50m", "memory": "256Mi"},
     "limits": {"cpu": "4", "memory": "2Gi"},
@@ -58,7 +59,7 @@ PROMPT, ANSWER = make_prompt("copy", 64, seed=5)
 
 @pytest.fixture
 def claim(kubectl: Kubectl, installed_images: dict[str, str]) -> Iterator[str]:
-    """Of a volume that nothing else uses."""
+    """A claim whose volume nothing else uses."""
     with claimed_volume(kubectl, "hub-story", installed_images["SLUICE_ENGINE_IMAGE"]) as found:
         yield found
 
@@ -76,7 +77,7 @@ def quota(cluster: Cluster, kubectl: Kubectl, installed_images: dict[str, str]) 
 
 @pytest.fixture
 def make(kubectl: Kubectl, hub: Hub) -> Iterator[Callable[[dict[str, Any]], Service]]:
-    """Applies a manifest; its service is deleted after the story. The hub is as at first."""
+    """Applies a manifest; its service is deleted after the story, and the hub is reset."""
     first = hub.revisions()
     hub.set(token=None)
     made: list[Service] = []
@@ -100,7 +101,7 @@ def model(**more: Any) -> dict[str, Any]:
 
 
 def wait_for(kubectl: Kubectl, service: Service, place: str, value: str) -> None:
-    """Until status has `value` at `place`."""
+    """Waits until status has `value` at `place`."""
     path = f"--for=jsonpath={{.status.{place}}}={value}"
     kubectl.run("wait", path, f"{KIND}/{service.name}", "-n", NAMESPACE, "--timeout=120s")
 
@@ -111,7 +112,7 @@ def answer(cluster: Cluster, service: Service) -> str:
 
 
 def selected(kubectl: Kubectl, service: Service, *roles: str) -> list[dict[str, Any]]:
-    """Its pods of these roles, those that have ended too."""
+    """Pods of these roles, including pods that have ended."""
     role = f"serving.sluice.dev/role in ({','.join(roles)})"
     selector = f"serving.sluice.dev/service={service.name},{role}"
     words = ("pods", "-n", service.namespace, "-l", selector)
@@ -154,7 +155,7 @@ def test_two_engines_of_a_bucket_s_model_share_one_download(
     claim: str,
     make: Callable[[dict[str, Any]], Service],
 ) -> None:
-    """Without credentials first, which is named."""
+    """The service first lacks credentials, and its condition says so."""
     bucket = model(uri="s3://models/sluice/tiny", cache={"claim": claim})
     service = make(disaggregated_service("bucket-pair", 1, 1, model=bucket))
     condition = service.wait_for_reason("Ready", "AccessDenied")
@@ -172,7 +173,8 @@ def test_two_engines_of_a_bucket_s_model_share_one_download(
 def test_a_quota_of_requests_and_limits_admits_what_brings_the_model(
     cluster: Cluster, kubectl: Kubectl, quota: str, make: Callable[[dict[str, Any]], Service]
 ) -> None:
-    """Jobs that fill a claim pass by defaults, engines that download by `model.resources`."""
+    """The quota admits Jobs that fill a claim with default resources, and engines that download
+    with `model.resources`."""
     router = {"replicas": 1, "resources": IN_QUOTA}
 
     def within(**more: Any) -> dict[str, Any]:

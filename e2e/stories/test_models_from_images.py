@@ -24,7 +24,7 @@ MOUNTED, COPIED = "link-model", "copy-model"
 
 @pytest.fixture(scope="module")
 def image(cluster: Cluster) -> str:
-    """One with the small model and nothing else: no shell, no library, no user."""
+    """An image with the small model and nothing else: no shell, no library, no user."""
     return deliver(cluster, {"model": "model-sample"})["model"]
 
 
@@ -42,7 +42,7 @@ def serve(service: Service, image: str, **spec: Any) -> None:
 
 
 def bringing(kubectl: Kubectl, service: Service, *names: str) -> dict[str, Any]:
-    """What became of the init container of one of these names."""
+    """Status of the init container of one of these names."""
     selector = f"serving.sluice.dev/service={service.name},serving.sluice.dev/role=mixed"
     pods = kubectl.get("pods", "-n", NAMESPACE, "-l", selector)["items"]
     statuses = [one for pod in pods for one in pod["status"].get("initContainerStatuses", [])]

@@ -1,5 +1,5 @@
 """A site reliability engineer moves an engine to the other pool under load, or has the operator do
-it; it takes the other role without being started anew, and the application developer loses
+it. The engine takes the other role without a restart, and the application developer loses
 nothing."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ENGINE = {"dtype": "float32", "kvPoolTokens": 32768, "drainSeconds": 30}
 MOVED = "serving.sluice.dev/moved"
 """Annotation of a pod that the operator has moved."""
 MOVED_SECONDS = 20.0
-"""From the changed labels until it has the role, under load on few cores."""
+"""Seconds from the changed labels until the engine has the role, under load on few cores."""
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_an_engine_moves_to_the_other_pool_under_load(
 
 
 def scaled(prefill: int, decode: int) -> dict[str, Any]:
-    """The service with pools of a size that the operator's autoscaler keeps."""
+    """The service with pools of these sizes, which the operator's autoscaler keeps."""
     made = disaggregated_service("moved", prefill, decode, engine=ENGINE)
     for section in (made["spec"], made["spec"]["prefill"]):
         size = section.pop("replicas")
@@ -113,7 +113,8 @@ def movers(kubectl: Kubectl, service: Service) -> list[Pod]:
 
 
 def has_moved(kubectl: Kubectl, service: Service, name: str, *others: str) -> None:
-    """Holds once the engine answers in its new pool, beside `others`, and nobody was started."""
+    """Asserts that the engine answers in its new pool, together with `others`, and that no engine
+    was started."""
     (moved,) = (each for each in pods(kubectl, service, Role.DECODE) if each.name == name)
     assert load_report(kubectl, moved).figures.finished_requests_total, "it answers in its new role"
     names = {role: [p.name for p in pods(kubectl, service, role)] for role in Role}

@@ -30,7 +30,7 @@ def kept(kubectl: Kubectl) -> Iterator[Service]:
 
 @pytest.fixture
 def busy(kept: Service) -> Service:
-    """The service of all these stories, as the first of them finds it."""
+    """The service of all stories in this file, in the state in which the first one finds it."""
     kept.apply(chat_service("busy", replicas=2, router=ROUTERS))
     kept.wait_for("Progressing", "False")
     kept.wait_for("Updated", "True")

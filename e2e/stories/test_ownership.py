@@ -25,7 +25,7 @@ RESTORED_FIRST = (
     "persistentvolumeclaims", "secrets", "configmaps", "serviceaccounts", "limitranges", "pods",
     "replicasets.apps",
 )  # fmt: skip
-"""Kinds as Velero restores them; the others follow in alphabetical order."""
+"""Kinds that Velero restores first; the others follow in alphabetical order."""
 NOT_BACKED_UP = {"events", "events.events.k8s.io"}
 IN_EVERY_NAMESPACE = {"default", "kube-root-ca.crt"}
 """Names of objects that Kubernetes makes."""
@@ -44,7 +44,7 @@ def owned(kubectl: Kubectl) -> Iterator[Service]:
 
 @pytest.fixture
 def service(owned: Service) -> Service:
-    """Ready; the one of the story before, unless that has deleted it."""
+    """A Ready service: the one of the story before, unless that story has deleted it."""
     owned.apply(chat_service("owned"))
     owned.wait_for("Updated", "True")
     return owned
@@ -81,7 +81,7 @@ def test_deleted_while_the_operator_is_down(kubectl: Kubectl, service: Service) 
 
 @contextmanager
 def cordoned(kubectl: Kubectl) -> Iterator[None]:
-    """No node takes a new pod for the length of the block."""
+    """Lets no node take a new pod for the length of the block."""
     nodes = kubectl.run("get", "nodes", "-o", "name").split()
     kubectl.run("cordon", *nodes)
     try:
@@ -91,7 +91,7 @@ def cordoned(kubectl: Kubectl) -> Iterator[None]:
 
 
 def backup(kubectl: Kubectl, namespace: str) -> list[dict[str, Any]]:
-    """All that is in the namespace, in the order in which it is restored."""
+    """All objects of the namespace, in the order in which they are restored."""
     words = ("api-resources", "--namespaced", "--verbs=list,create", "-o", "name")
     kinds = set(kubectl.run(*words).split()) - NOT_BACKED_UP
     ordered = [*RESTORED_FIRST, *sorted(kinds - set(RESTORED_FIRST))]
@@ -115,7 +115,8 @@ def restored(item: dict[str, Any], namespace: str) -> dict[str, Any]:
 
 
 def restore(kubectl: Kubectl, items: list[dict[str, Any]]) -> None:
-    """Creates the objects one after the other; those that the operator was first to make stay."""
+    """Creates the objects one after the other. Objects that the operator has made first are left as
+    they are."""
     listing = {"apiVersion": "v1", "kind": "List", "items": items}
     try:
         kubectl.run("create", "-f", "-", stdin=json.dumps(listing))
@@ -126,14 +127,15 @@ def restore(kubectl: Kubectl, items: list[dict[str, Any]]) -> None:
 
 
 def children_of(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the operator has made, and the pods and ReplicaSets of it. Endpoints have no owners."""
+    """Objects that the operator has made, and their pods and ReplicaSets. Endpoints have no
+    owners."""
     kinds = ("InferenceService", "Endpoints")
     marked = (item for item in items if labels.SERVICE in item["metadata"].get("labels", {}))
     return [item for item in marked if item["kind"] not in kinds]
 
 
 def unowned(items: list[dict[str, Any]]) -> list[str]:
-    """The children that nothing of the namespace controls."""
+    """Children that no object of the namespace controls."""
     uids = {item["metadata"]["uid"] for item in items}
     controlled = {
         child["metadata"]["uid"]
@@ -149,7 +151,7 @@ def names(items: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def versions(items: list[dict[str, Any]], kind: str) -> set[str]:
-    """Revisions of the engines' objects of a kind that stay."""
+    """Revisions of the engines' objects of a kind, without those that are being deleted."""
     return {
         item["metadata"]["labels"][labels.REVISION]
         for item in items

@@ -1,20 +1,20 @@
 """A platform engineer lets a pool follow a load that rises for five minutes, from less than one
-engine's worth to three: of the requests 99 % keep the promise, with at most one engine more than
-somebody needs who knows them all.
+engine's worth to three. 99 % of the requests keep the promise, with at most one engine more than a
+plan that knows all requests needs.
 
 **The plan in hindsight.** The clients' own times say how many requests were held at each moment:
-a request from its arrival to its last token. An engine holds ROWS of them. It must be asked for
-one start before it is needed, and a pool shrinks only to what was needed in the last minute. So at
-the moment t the plan is
+a request from its arrival to its last token. An engine holds ROWS of them. An engine must be asked
+for the length of a start before it is needed, and a pool shrinks only to the most engines needed in
+the last minute. So at the moment t the plan is
 
     ceil(the most requests held at once between t - HOLD and t + the length of a start / ROWS)
 
-and at each second the pool is asked for the plan and one engine more at most. When a pool grows,
-the plan is without the last minute.
+and at each second the pool is asked for at most one engine more than the plan. When a pool grows,
+the plan leaves out the last minute.
 
 **The engines** are real ones of the small model, whose steps take as long as a larger model's on an
-accelerator (`e2e/paced_engine.py`). So an answer takes ANSWER_SECONDS wherever there are two
-processors, and an engine has answers for ROWS / ANSWER_SECONDS requests a second."""
+accelerator (`e2e/paced_engine.py`). So an answer takes ANSWER_SECONDS on any machine with
+two processors, and an engine has answers for ROWS / ANSWER_SECONDS requests a second."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from e2e.stories.service import NAMESPACE, chat_service, scaled_between, unix_se
 NAME: Final = "ramp"
 TTFT_SECONDS, ITL_SECONDS = 5.0, 0.5
 PERCENT: Final = 99.0
-"""Of the requests that are to keep both."""
+"""Percent of the requests that must keep both promises."""
 ROWS: Final = 24
 STEP_SECONDS, TOKENS = 0.16, 100
 ANSWER_SECONDS: Final = STEP_SECONDS * TOKENS
@@ -47,9 +47,9 @@ MAX_REPLICAS: Final = 5
 HOLD_SECONDS: Final = 60.0
 MORE_ENGINES: Final = 1
 STATUS_SECONDS: Final = 300.0
-"""Of the answers in `status.scaling.inTimePercent`."""
+"""Seconds of answers that `status.scaling.inTimePercent` counts."""
 STATUS_TOLERANCE_PERCENT: Final = 1.0
-"""Answers at both ends of those five minutes count on one side alone."""
+"""Tolerance for answers at both ends of those five minutes, which only one side counts."""
 FROM_TO: Final = re.compile(r"replicas from (\d+) to (\d+)")
 
 
@@ -68,7 +68,7 @@ def ramp_service() -> dict[str, Any]:
 
 @pytest.fixture
 def scaled(kubectl: Kubectl) -> Iterator[Scaled]:
-    """The service with one engine, and what paces it."""
+    """The service with one engine, and the ConfigMap that paces its engines."""
     scaled = Scaled(kubectl, NAME)
     with pace_in_config_map(kubectl, NAME):
         scaled.service.apply(ramp_service())
@@ -79,7 +79,7 @@ def scaled(kubectl: Kubectl) -> Iterator[Scaled]:
 
 
 def sizes_asked_for(scaled: Scaled, began: float) -> Sizes:
-    """Of the pool, by the product's clock. It begins with one engine."""
+    """Sizes that the pool was asked for, by the product's clock. It begins with one engine."""
     sizes: list[tuple[float, int]] = [(began, 1)]
     for when, note in scaled.decisions():
         numbers = FROM_TO.search(note)
@@ -102,7 +102,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def latencies(asked: Sequence[Answer]) -> dict[str, Any]:
-    """What the clients saw."""
+    """Latencies as the clients measured them."""
     firsts = [answer.ttft_seconds for answer in asked]
     return {
         "requests": len(asked),
@@ -113,7 +113,8 @@ def latencies(asked: Sequence[Answer]) -> dict[str, Any]:
 
 
 def engines(hindsight: Hindsight, sizes: Sizes) -> dict[str, Any]:
-    """Of the product and of the plan: [second, engines] at each change, and engine-seconds."""
+    """Figures of the product and of the plan: [second, engines] at each change, and
+    engine-seconds."""
 
     def by_time(sizes: Sizes) -> list[list[int]]:
         return [[int(at - hindsight.began), count] for at, count in sizes]
@@ -128,8 +129,8 @@ def engines(hindsight: Hindsight, sizes: Sizes) -> dict[str, Any]:
 
 
 def shares_in_time(asked: Sequence[Answer], scaling: dict[str, Any]) -> dict[str, Any]:
-    """What the status says of the last five minutes before it was written, and what the clients
-    say of them."""
+    """Shares of answers in time in the last five minutes before the status was written: by the
+    status, and by the clients."""
     written = unix_seconds(scaling["time"])
     lately = [answer for answer in asked if written - STATUS_SECONDS < answer.ended <= written]
     return {

@@ -1,5 +1,6 @@
-"""On a cluster with GPUs (`make e2e-gpu`): what a person asks for is detected, sized, verified by
-the engines themselves, and answers as on CPUs; one pool, and prefill apart from decode."""
+"""Services on a cluster with GPUs (`make e2e-gpu`): GPUs that a person asks for are detected, sized
+and verified by the engines themselves, and answers are as on CPUs. With one pool, and with prefill
+apart from decode."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ ENGINE = {"dtype": "bfloat16", "kvPoolTokens": 32_768, "drainSeconds": 30}
 
 @pytest.fixture(scope="module")
 def installed(cluster: Cluster) -> dict[str, str]:
-    """The operator, which has an engine image for GPUs."""
+    """Installs the operator with an engine image for GPUs."""
     images = dict(deliver(cluster, IMAGES))
     install_operator(cluster, images)
     return images
@@ -52,7 +53,7 @@ def service(kubectl: Kubectl, request: pytest.FixtureRequest) -> Iterator[Servic
 
 @pytest.fixture
 def node(kubectl: Kubectl) -> dict[str, Any]:
-    """One with the most GPUs."""
+    """A node with the most GPUs."""
     nodes = kubectl.get("nodes")["items"]
     counts = gpu_nodes(nodes)
     best = max(counts, key=lambda name: counts[name])
@@ -60,7 +61,7 @@ def node(kubectl: Kubectl) -> dict[str, Any]:
 
 
 def on_gpus(manifest: dict[str, Any]) -> dict[str, Any]:
-    """The same with a GPU an engine."""
+    """`manifest` with a GPU for each engine."""
     spec = manifest["spec"]
     spec["accelerator"] = {"count": 1}
     spec["engine"] = {**spec["engine"], **ENGINE}
@@ -75,7 +76,7 @@ def answers(cluster: Cluster, service: Service, length: int) -> None:
 
 
 def verified(service: Service, node: dict[str, Any], roles: tuple[str, ...]) -> None:
-    """The product is the node's by its label, and by what the engines' driver says."""
+    """Asserts that the product is the node's, by its label and by the engines' driver."""
     service.wait_for("Ready", "True")
     found = service.wait_for_reason("AcceleratorVerified", "ReportedByEngines")
     assert found["status"] == "True"

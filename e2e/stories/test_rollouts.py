@@ -1,5 +1,5 @@
-"""A platform engineer changes what a service is made of, well and badly, under load; the
-application developer notices nothing."""
+"""A platform engineer changes a service, well and badly, under load; the application developer
+notices nothing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from e2e.stories.service import (
 NAME = "rolled"
 ROLLED_SECONDS = 240
 RECORDED_SECONDS = 60
-"""The history of specs is written after the status that says that one is complete."""
+"""Seconds until a complete revision is recorded, which happens after the status says so."""
 LOOKED_UP: dict[str, Any] = {"dtype": "float32", "kvPoolTokens": 16384, "drainSeconds": 30}
 Sluice = Callable[..., tuple[int, str]]
 
@@ -51,7 +51,7 @@ def rolled(kubectl: Kubectl) -> Iterator[Service]:
 
 @pytest.fixture
 def tally(cluster: Cluster, rolled: Service) -> Iterator[Tally]:
-    """What clients see from the beginning to the end of the story."""
+    """The clients' results from the beginning to the end of the story."""
     with reach(cluster, NAMESPACE, NAME) as url, load(url) as found:
         found.wait_for_more(CLIENTS)
         yield found
@@ -59,7 +59,7 @@ def tally(cluster: Cluster, rolled: Service) -> Iterator[Tally]:
 
 @pytest.fixture
 def sluice(cluster: Cluster) -> Sluice:
-    """`sluice rollout COMMAND rolled`: its exit status, and what it says."""
+    """Runs `sluice rollout COMMAND rolled`; returns its exit status and its output."""
 
     def run(command: str, *words: str) -> tuple[int, str]:
         argv = [sys.executable, "-m", "sluice_operator.cli.main", "rollout", command, NAME, *words]
@@ -71,7 +71,7 @@ def sluice(cluster: Cluster) -> Sluice:
 
 
 class Watched:
-    """The engines of a service, looked at again and again for the length of a block."""
+    """The engines of a service, looked at repeatedly for the length of a block."""
 
     def __init__(self, kubectl: Kubectl, service: Service) -> None:
         self._kubectl, self._service = kubectl, service
@@ -144,7 +144,7 @@ def test_a_bad_revision_is_halted_and_undone(
 def test_a_prefill_pool_comes_and_goes(
     kubectl: Kubectl, rolled: Service, tally: Tally, sluice: Sluice
 ) -> None:
-    """Never fewer usable engines than the two it has."""
+    """Never fewer usable engines than the two that the service has."""
     watched = Watched(kubectl, rolled)
     for change, section, roles in (
         ("comes", "{}", {Role.PREFILL: 1, Role.DECODE: 2}),

@@ -1,4 +1,5 @@
-"""A platform engineer gives teams API keys; what people wait for goes before what runs at night."""
+"""A platform engineer gives teams API keys; requests that people wait for go before nightly
+ones."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ TENANTS = [{"name": "search", "defaultPriority": 20}, {"name": "nightly", "maxPr
 
 @pytest.fixture(scope="module")
 def url(cluster: Cluster, kubectl: Kubectl) -> Iterator[str]:
-    """Of a service that asks for keys."""
+    """URL of a service that asks for keys."""
     secret = {
         "apiVersion": "v1",
         "kind": "Secret",

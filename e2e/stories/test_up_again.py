@@ -1,4 +1,4 @@
-"""A new user changes the sample and runs `make up` once more: the change is still there."""
+"""A new user changes the sample and runs `make up` again: the change is still there."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A claim on a folder of the node that every user may write to, for clusters of one node without a
-provisioner of volumes."""
+"""A claim for clusters of one node without a provisioner of volumes: a folder of the node that
+every user may write to."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from e2e.kubectl import Kubectl
 from e2e.stories.service import NAMESPACE
 
 FOLDER: Final = "/var/lib/sluice-volumes"
-"""On the node, whose files go with it."""
+"""Folder on the node, which is deleted with the node."""
 SYSTEM: Final = "kube-system"
-"""Where pods may be root and see the node's files."""
+"""Namespace in which pods may be root and see the node's files."""
 SIZE: Final = "1Gi"
 WAIT_SECONDS: Final = 60
 
@@ -23,7 +23,7 @@ WAIT_SECONDS: Final = 60
 def claimed_volume(
     kubectl: Kubectl, name: str, image: str, namespace: str = NAMESPACE
 ) -> Iterator[str]:
-    """The name of a claim, there until the block ends, of a folder with what it had before; `image`
+    """The name of a claim that exists until the block ends. Its folder keeps earlier files. `image`
     has a shell."""
     items = [_volume(name, namespace), _claim(name, namespace), _opener(name, image)]
     kubectl.apply(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
@@ -68,7 +68,7 @@ def _claim(name: str, namespace: str) -> dict[str, Any]:
 
 
 def _opener(name: str, image: str) -> dict[str, Any]:
-    """The pod that lets everybody write; kubelet makes such folders for root alone."""
+    """The pod that makes the folder writable for everybody; kubelet makes it for root alone."""
     container = {
         "name": "opener",
         "image": image,

@@ -23,9 +23,11 @@ from sluice_operator.kube.kinds import Kind, Manifest
 Take = Callable[[Kind, str, Mapping[str, Any]], None]
 """Called with a kind, the type of an event and the object."""
 Begin = Callable[[str], Awaitable[str | None]]
-"""Called with the path of a watch that begins: at which version; None: the watch is not ours."""
+"""Called with the path of a watch that begins. Returns the version to begin at; None: the watch is
+not the operator's."""
 Review = Callable[[Manifest | None, Manifest], Sequence[str]]
-"""Called with the object as it is (None: it is created) and as it would be: why it is refused."""
+"""Called with the object as it is (None: it is created) and as it would be. Returns the reasons to
+refuse the change."""
 
 
 def registered(
@@ -35,8 +37,9 @@ def registered(
     log_in: Callable[[], Awaitable[LogIn]],
     sessions: AsyncExitStack,
 ) -> kopf.OperatorRegistry:
-    """The handlers of one run of Kopf, which follows `kinds`. `sessions` closes what it opens: a
-    run that is cancelled while it ends, or just after it has logged in, closes none."""
+    """The handlers of one run of Kopf, which follows `kinds`. `sessions` closes the sessions that
+    they open: a run that is cancelled during its end, or just after its log-in, leaves them
+    open."""
     registry = kopf.OperatorRegistry()
 
     @kopf.on.startup(registry=registry)
@@ -53,7 +56,7 @@ def registered(
 
         @kopf.on.event(kind.group, kind.version, kind.plural, param=kind, registry=registry)
         async def changed(*, event: kopf.RawEvent, param: Any = None, **_: Any) -> None:
-            # Until the first bookmark of a watch, Kopf takes what is new for what was there.
+            # Until a watch's first bookmark, Kopf takes new objects for ones that existed before.
             take(param, event["type"] or "ADDED", event["object"])
 
     @kopf.on.cleanup(registry=registry)
@@ -70,8 +73,8 @@ UNPROCESSABLE: Final = 422
 def admitting(
     kind: Kind, review: Review, server: kopf.WebhookServer, log_in: Callable[[], Awaitable[LogIn]]
 ) -> kopf.OperatorRegistry:
-    """The handlers of a run of Kopf that follows nothing, and answers the API server before it
-    stores an object of `kind`. Where that is asked is part of the install: nothing is written."""
+    """The handlers of a run of Kopf that watches nothing. It answers the API server's admission
+    requests for objects of `kind`; the install registers the webhook, so Kopf writes nothing."""
     registry = kopf.OperatorRegistry()
 
     @kopf.on.startup(registry=registry)
@@ -121,9 +124,9 @@ def adjust(settings: kopf.OperatorSettings, kinds: Iterable[Kind]) -> None:
 
 
 def end_watches() -> None:
-    """Ends the watches that Kopf 1.45 leaves running when one of them has failed. It would give
-    them five seconds, and then cancel them together with what they wait for: a watch that is about
-    to begin takes that for a pause, and never ends."""
+    """Ends the watches that Kopf 1.45 leaves running when one of them has failed. Kopf would cancel
+    them after five seconds, together with what they wait for. A watch that is about to begin takes
+    this for a pause and never ends."""
     for task in asyncio.all_tasks():
         if task.get_name().startswith("watcher for "):
             task.cancel()

@@ -1,6 +1,7 @@
-"""The log: one line an occurrence, as `key=value` pairs or as JSON.
+"""The log: one line per event, as `key=value` pairs or as JSON.
 
-What a line is about has keys of its own: `logger.info("Scaled", extra=fields(service="chat"))`.
+The objects that a line is about are keys of the line: `logger.info("Scaled",
+extra=fields(service="chat"))`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _FIELDS: Final = "fields"
 
 
 def fields(**values: object) -> dict[str, object]:
-    """The argument `extra` of a call to a logger: more keys of its line."""
+    """Further keys of a line: the argument `extra` of a call to a logger."""
     return {_FIELDS: values}
 
 
@@ -30,12 +31,12 @@ def log_to_stderr(level: str, form: Format) -> None:
     handler.setFormatter(LineFormatter(form))
     logging.basicConfig(level=level, handlers=[handler])
     if level != "DEBUG":
-        # Whoever restarts Kopf logs why it ended; Kopf itself would only repeat the message.
+        # The code that restarts Kopf logs why it ended; Kopf would only repeat the message.
         logging.getLogger("kopf").setLevel(logging.CRITICAL)
 
 
 class LineFormatter(logging.Formatter):
-    """Makes one line of a record, also where it has a traceback."""
+    """Formats a record, its traceback included, as one line."""
 
     def __init__(self, form: Format) -> None:
         super().__init__()

@@ -29,7 +29,7 @@ VICTIM: Final = "-1"
 MOVING: Final = f"{labels.GROUP}/moving"
 """Annotation of an EnginePool: the move by which it gets engines of the other pool, as JSON."""
 MOVED: Final = f"{labels.GROUP}/moved"
-"""Annotation of a pod: the same text, once it has moved."""
+"""Annotation of a pod that has moved: the text of the move."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class MoveInProgress:
     source: Role
     engines: int
     source_before: int
-    """Replicas of the pool that they leave, before the move."""
+    """Replicas of the source pool before the move."""
     target_after: int
-    """Replicas of the pool that they move to, asked for when the move began."""
+    """Replicas that the target pool was asked for when the move began."""
     since: str
-    """When it began: `2026-01-02T03:04:05Z`."""
+    """Time at which the move began: `2026-01-02T03:04:05Z`."""
 
     @property
     def text(self) -> str:
@@ -98,7 +98,7 @@ class ScaledService:
     fixed_gpus: Mapping[Role, int] = field(default_factory=dict)
     """GPUs of one engine of each pool that is not scaled."""
     former_gpus: int = 0
-    """GPUs held by engines of another mode that drain."""
+    """GPUs that draining engines of another mode hold."""
 
     @property
     def namespace(self) -> str:
@@ -130,7 +130,7 @@ class PoolPods:
     """Pods that are being deleted, and hold their GPUs until they are gone."""
     start_seconds: float | None = None
     """Median seconds of a start, from scheduled to ready, over ready pods. None: no pod is ready,
-    or none tells."""
+    or no ready pod's status has both times."""
     planned: int = 0
     """Engines that the roll-out plans for all revisions together, plus one that may come in
     addition while pods are replaced."""
@@ -138,7 +138,8 @@ class PoolPods:
     names: frozenset[str] = frozenset()
     """Names of placed pods that are not being deleted; unplaced pods are removed first anyway."""
     victims: frozenset[str] = frozenset()
-    """Names of placed pods that are marked to be removed first, by whichever operator."""
+    """Names of placed pods that are marked to be removed first, by this operator process or an
+    earlier one."""
 
     def surplus(self, replicas: int) -> int:
         """Pods beyond `replicas` that hold GPUs, or soon will."""

@@ -114,7 +114,7 @@ OPERATOR_MUTATIONS: Final = (
     Mutation(
         "refused spec: nobody scales where a write has failed",
         "reconcile",
-        "self.autoscaling.service_seen(key, scaled)  # what serves is scaled all the same",
+        "self.autoscaling.service_seen(key, scaled)  # the serving spec stays scaled",
         "pass",
         CARRIED_OUT,
         package=SERVICE,

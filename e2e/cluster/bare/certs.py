@@ -1,6 +1,6 @@
 """Keys and certificates, made by the openssl command. Knows nothing of who uses them.
 
-What exists is kept: calling twice with the same directory returns the same files.
+Existing files are kept: calling twice with one directory returns the same files.
 """
 
 from __future__ import annotations

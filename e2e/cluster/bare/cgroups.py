@@ -1,6 +1,6 @@
 """Removes the control groups of a node that has ended, in v1, v2 and hybrid hierarchies.
 
-`init.py` and the kubelet make them; nobody is in them any more when this is called.
+`init.py` and the kubelet make them. They hold no process any more when this is called.
 """
 
 from __future__ import annotations

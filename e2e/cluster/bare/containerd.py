@@ -1,7 +1,7 @@
 """containerd: its configuration, the pods' network plugin, the pause image, loading images.
 
-The node image for kind has the same. Knows nothing of the kubelet. Its client `ctr` reaches it from
-the host by the socket's path.
+The node image for kind uses this too. Knows nothing of the kubelet. Its client `ctr` reaches it
+from the host by the socket's path.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ disabled_plugins = [
 
 
 def render_config(socket: str, programs: str, cni: str) -> str:
-    """By paths in the node: the socket, the folder of its programs, that of its networks."""
+    """The text of containerd's configuration. `socket`: path of the socket; `programs` and `cni`:
+    folders of its programs and network configurations; all of them in the node."""
     return CONFIG.format(
         socket=socket,
         pause=PAUSE_IMAGE,
@@ -139,7 +140,7 @@ def import_image(layout: Layout, archive: Path) -> None:
 
 
 def tar_of(files: Mapping[str, tuple[bytes, int]], links: Mapping[str, str] | None = None) -> bytes:
-    """A tar of files (content, mode) and symbolic links, the same bytes every time."""
+    """A tar of files (content, mode) and symbolic links; equal inputs give equal bytes."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, (content, mode) in files.items():

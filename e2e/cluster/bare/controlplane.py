@@ -90,8 +90,9 @@ def apiserver_argv(
 
 
 def aggregation_flags(authority: Path, client: Certificate) -> dict[str, str]:
-    """Of an API server that passes requests on to others (APIServices): what they know it by.
-    `authority`: of `client`, the certificate that it shows them."""
+    """Flags of an API server that passes requests on to other servers (APIServices), which identify
+    it by `client`, the certificate that it presents. `authority`: the one that has issued
+    `client`."""
     return {
         "requestheader-client-ca-file": str(authority),
         "requestheader-allowed-names": FRONT_PROXY,
@@ -128,13 +129,14 @@ def scheduler_argv(binary: Path, kubeconfig: Path, address: str) -> list[str]:
 
 
 def _client_flags(kubeconfig: Path) -> dict[str, str]:
-    """What controller manager and scheduler have in common. Alone, they need no election; with
-    the default rate of requests they take seconds longer to start."""
+    """Flags that controller manager and scheduler have in common. Without replicas they need no
+    election; with the default rate of requests they take seconds longer to start."""
     return {
         "kubeconfig": str(kubeconfig),
         "authentication-kubeconfig": str(kubeconfig),
         "authorization-kubeconfig": str(kubeconfig),
-        # The lookup fails, and they end, when they are up before the API server's own roles.
+        # The lookup fails, and ends them, if they start before the API server has made its own
+        # roles.
         "authentication-skip-lookup": "true",
         "kube-api-qps": "200",
         "kube-api-burst": "400",

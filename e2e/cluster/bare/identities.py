@@ -1,5 +1,5 @@
-"""The keys, certificates and kubeconfigs of a bare cluster. Knows which component connects to
-which, as which user; what each may do is Kubernetes' own RBAC."""
+"""The keys, certificates and kubeconfigs of a bare cluster. Decides which component connects to
+which, and as which user. The users' rights are Kubernetes' own RBAC."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ COMPONENT_USERS = {
 
 
 def ensure_identities(layout: Layout) -> Certificate:
-    """Makes what is missing below `pki/`, and the administrator's kubeconfig; returns the
-    administrator's certificate."""
+    """Makes the files that are missing below `pki/`, and the administrator's kubeconfig; returns
+    the administrator's certificate."""
     pki = layout.pki
     authority = create_authority(pki, "ca")
     create_signing_key(pki / "service-account.key")

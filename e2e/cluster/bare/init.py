@@ -23,7 +23,7 @@ GO = "go\n"
 RESTART_SECONDS = 1.0
 IDLE_SECONDS = 3600.0
 SIGNALS = {signal.SIGCHLD, signal.SIGTERM}
-# Where cgroup v2 is mounted when there is no v1 beside it.
+# Mount point of cgroup v2 where there is no v1.
 UNIFIED = Path("/sys/fs/cgroup")
 # `daemons`, because a cgroup with children of its own must not hold processes in cgroup v2.
 DAEMONS_CGROUP = "daemons"
@@ -48,7 +48,7 @@ class Supervisor:
         self._running: dict[int, str] = {}
 
     def run(self) -> None:
-        """Until SIGTERM. The signals are blocked and waited for, so that none is missed."""
+        """Runs until SIGTERM. The signals are blocked and waited for, so that none is missed."""
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         while True:
             received = signal.sigtimedwait(SIGNALS, self._start_due())
@@ -57,7 +57,7 @@ class Supervisor:
             self._reap()
 
     def _start_due(self) -> float:
-        """Starts what is due; seconds until the next one is."""
+        """Starts what is due; returns the seconds until the next start."""
         now = time.monotonic()
         for name in [name for name, due in self._due_seconds.items() if due <= now]:
             del self._due_seconds[name]

@@ -1,4 +1,5 @@
-"""Configuration of what runs per node: kubelet, kube-proxy and the DNS server. Pure."""
+"""Configuration files of programs that run on each node: kubelet, kube-proxy and the DNS server.
+Pure."""
 
 from __future__ import annotations
 
@@ -66,8 +67,8 @@ def render_kube_proxy(layout: Layout) -> str:
             "clusterCIDR": layout.pod_subnet,
             "hostnameOverride": layout.name,
             "mode": "iptables",
-            # A Service works as soon as its pods are ready, not up to a second later, which is the
-            # default, and what 0 means.
+            # Rules of a Service are written as soon as its pods are ready. By default, which is
+            # what 0 means, that may take up to a second.
             "iptables": {"minSyncPeriod": "10ms"},
             "oomScoreAdj": 0,
             "conntrack": {"maxPerCore": 0},
@@ -77,7 +78,8 @@ def render_kube_proxy(layout: Layout) -> str:
 
 
 def render_corefile(layout: Layout) -> str:
-    """The cluster's names and nothing else: the node has no way to another DNS server."""
+    """Corefile with the cluster's names and nothing else: the node cannot reach another DNS
+    server."""
     return f"""\
 .:53 {{
     bind {layout.node_address}

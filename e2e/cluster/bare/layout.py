@@ -44,8 +44,8 @@ class Layout:
 
     @property
     def link(self) -> str:
-        """The host's end of the veth pair; the node's end is eth0. It follows from the place
-        alone, so that what is left of a cluster is found without its number."""
+        """The host's end of the veth pair; the node's end is eth0. The name follows from the path
+        of `state` alone, so remains of a cluster are found without its number."""
         return f"sluice-{zlib.crc32(str(self.state).encode()):08x}"
 
     @property
@@ -62,7 +62,7 @@ class Layout:
 
     @property
     def network(self) -> str:
-        """All of the cluster's addresses."""
+        """The network with all of the cluster's addresses."""
         return self._address(0, 0) + "/22"
 
     @property
@@ -75,7 +75,7 @@ class Layout:
 
     @property
     def kubernetes_service(self) -> str:
-        """The Service `kubernetes` has the first address of the service subnet."""
+        """Address of the Service `kubernetes`: the first one of the service subnet."""
         return self._address(2, 1)
 
     @property
@@ -88,7 +88,7 @@ class Layout:
 
     @property
     def node_file(self) -> Path:
-        """What the node's PID 1 runs from; see `init.py`."""
+        """The file that the node's PID 1 reads; see `init.py`."""
         return self.state / "node.json"
 
     @property
@@ -105,7 +105,7 @@ class Layout:
 
     @property
     def programs(self) -> Path:
-        """The folder of what the node runs."""
+        """The folder of the node's programs."""
         return self.state / "bin"
 
     @property

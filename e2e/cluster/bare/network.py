@@ -33,7 +33,7 @@ def connect(layout: Layout, node_pid: int) -> None:
 def disconnect(layout: Layout) -> None:
     """Removes the host's end, and with it the other end and the routes, if it is there."""
     if succeeds(["ip", "link", "show", layout.link]):
-        # It may vanish by itself in this moment: the kernel removes it with the namespace.
+        # The link may vanish at this moment: the kernel removes it with the namespace.
         succeeds(["ip", "link", "delete", layout.link])
 
 

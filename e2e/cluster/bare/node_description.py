@@ -23,7 +23,8 @@ API_PORT = 6443
 
 
 def describe_node(layout: Layout, build: str) -> dict[str, Any]:
-    """What `node.json` holds. `build` names the programs, so that others restart the node."""
+    """The content of `node.json`. `build` names the programs, so that other programs restart the
+    node."""
     return {
         "cgroup": layout.cgroup,
         "state": str(layout.state),

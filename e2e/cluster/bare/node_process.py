@@ -38,7 +38,7 @@ def start_node(layout: Layout, connect: Callable[[int], None]) -> int:
     of its programs runs. Returns its PID. Raises ProcessDiedError with its log."""
     layout.logs.mkdir(parents=True, exist_ok=True)
     log = layout.logs / "init.log"
-    # `setsid --fork`: it is the system's child, not ours, and has left our terminal.
+    # With `setsid --fork` the node is the system's child, not ours, and has left our terminal.
     command = ["setsid", "--fork", "unshare", *NAMESPACES, *init_argv(layout)]
     with (
         log.open("ab") as stream,
@@ -70,10 +70,12 @@ def end_node(layout: Layout) -> None:
 
 
 def _kill(pid: int, layout: Layout) -> None:
-    """PID 1 is gone only after the kernel has reaped every process in its namespace."""
+    """Kills the node's PID 1, and waits until it is gone: the kernel first reaps every process in
+    its namespace."""
     descriptor = os.pidfd_open(pid)
     try:
-        # Looked at again with the descriptor open: from here the number cannot change hands.
+        # Checked again with the descriptor open: from now on the number cannot become another
+        # process's.
         if not _belongs_to(pid, layout):
             return
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)
@@ -86,14 +88,15 @@ def _kill(pid: int, layout: Layout) -> None:
 
 
 def _find_all(layout: Layout) -> list[int]:
-    """The node's PID 1 and `unshare`, which waits for it: their command lines end alike."""
+    """PIDs of the node's PID 1 and of `unshare`, which waits for it: both command lines end
+    alike."""
     pids = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
     return [pid for pid in pids if _belongs_to(pid, layout)]
 
 
 def _belongs_to(pid: int, layout: Layout) -> bool:
-    """By the script's name and the node's file: `up` may have run under another interpreter, or
-    from a checkout with other folders, than `down`."""
+    """Whether a process is the node's, by the script's name and the node's file: `up` may have run
+    under another interpreter than `down`, or from a checkout with other folders."""
     script, node_file = ["", "", *_arguments(pid)][-2:]
     return Path(script).name == Path(init.__file__).name and node_file == str(layout.node_file)
 
@@ -106,7 +109,8 @@ def _arguments(pid: int) -> list[str]:
 
 
 def _is_init(pid: int) -> bool:
-    """Whether it is PID 1 of a namespace below ours: the line `NSpid: 4711 1` of its status."""
+    """Whether the process is PID 1 of a namespace below ours, by the line `NSpid: 4711 1` of its
+    status."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

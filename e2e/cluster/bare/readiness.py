@@ -1,4 +1,5 @@
-"""Waits until a bare cluster can run pods: what must answer, in the order it comes up."""
+"""Waits until a bare cluster can run pods: checks its programs in the order in which they come
+up."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ PROBE_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that must be so; `program` is the one whose log explains why it is not."""
+    """A condition of readiness; `program` is the one whose log explains why it does not hold."""
 
     what: str
     program: str
@@ -34,12 +35,12 @@ class Check:
 
 
 def runtime_checks(layout: Layout) -> list[Check]:
-    """What must be there before images can be loaded."""
+    """Conditions for loading images."""
     return [Check("containerd", "containerd", lambda: succeeds(ctr_argv(layout, "version")))]
 
 
 def cluster_checks(layout: Layout, kubectl: Path, admin: Certificate) -> list[Check]:
-    """What must be there before pods can be made that find each other."""
+    """Conditions for pods that find each other."""
 
     def has(*words: str) -> bool:
         return succeeds(

@@ -30,8 +30,7 @@ def known_layout(root: Path, name: str) -> Layout | None:
 
 
 def remaining_layout(root: Path, name: str) -> Layout:
-    """The layout to clean up after: also of a cluster that got no number, or whose folder was
-    deleted."""
+    """The layout of a cluster to clean up, even if it got no number, or its folder was deleted."""
     return known_layout(root, name) or Layout(name, 0, root / name)
 
 
@@ -55,7 +54,8 @@ def claim_layout(root: Path, name: str) -> Layout:
 
 @contextmanager
 def locked(root: Path) -> Iterator[None]:
-    """One `up` or `down` at a time. The root exists inside, and goes at the end if it is empty."""
+    """Allows one `up` or `down` at a time. The root exists inside, and goes at the end if it is
+    empty."""
     descriptor = _lock(root)
     try:
         yield
@@ -70,7 +70,7 @@ def _lock(root: Path) -> int:
         root.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
         lock(descriptor, f"another `up` or `down` ({root})")
-        # The one before may have removed the folder that was waited for: then this locks nothing.
+        # The former holder may have removed the folder while we waited: then this locks nothing.
         if root.exists() and os.path.samestat(os.fstat(descriptor), root.stat()):
             return descriptor
         os.close(descriptor)

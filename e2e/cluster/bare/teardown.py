@@ -1,5 +1,5 @@
-"""Takes a bare cluster off this machine, whatever state it was left in. Every step is harmless
-when there is nothing to do, so a run that was killed is cleaned up in the same way."""
+"""Takes a bare cluster off this machine, in any state. Every step is harmless when there is nothing
+to do, so the cluster of a killed run is removed in the same way."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def remove(layout: Layout) -> None:
     end(layout)
     mounted = mounts_below(layout.state, Path("/proc/self/mountinfo").read_text())
     if mounted:
-        # None of ours: those were private to the node. Deleting through one would be a disaster.
+        # Our own mounts were private to the node. Deleting through other mounts would be a
+        # disaster.
         raise ClusterError(f"still mounted, unmount first: {', '.join(map(str, mounted))}")
     finish_removal(layout)
     if layout.state.exists():
@@ -34,7 +35,7 @@ def remove(layout: Layout) -> None:
 
 
 def finish_removal(layout: Layout) -> None:
-    """Deletes what an interrupted `remove` has left."""
+    """Deletes the remains of an interrupted `remove`."""
     if _removed(layout).exists():
         shutil.rmtree(_removed(layout))
 

@@ -48,7 +48,8 @@ def programs() -> list[Program]:
 
 
 def leave_root_cgroup() -> None:
-    """In cgroup v2 the container's own root passes controllers on only once nobody is in it."""
+    """Moves this process out of the root cgroup: in cgroup v2 it passes controllers on only while
+    it holds no process."""
     if (UNIFIED / "cgroup.controllers").exists():
         (UNIFIED / "init").mkdir(exist_ok=True)
         (UNIFIED / "init" / "cgroup.procs").write_text("0")

@@ -27,7 +27,7 @@ NAME: Final = "localhost/sluice-kind-node"
 # What runs in the node, by its path in the tree.
 SCRIPTS: Final = ("e2e/cluster/bare/init.py", "e2e/cluster/kind_node/entrypoint.py")
 DOCKERFILE: Final = "kind-node.Dockerfile"
-# Of kind's default pod network, what the controller manager gives to the first node.
+# The first node's part of kind's default pod network, as the controller manager gives it out.
 POD_SUBNET: Final = "10.244.0.0/24"
 # The pods' gateway, which is the node: it refuses, so that names beyond the cluster fail at once.
 # Docker's own 127.0.0.11 would be the pod itself there.
@@ -36,8 +36,8 @@ PROGRAM_FOLDER: Final = "/usr/local/bin"
 
 
 def ensure_node_image(engine: str) -> str:
-    """Its name in the engine's store; made in a minute or two unless it is there. Raises
-    ClusterError where it cannot be made."""
+    """The name of the node image in the engine's store. A missing image is made, which takes a
+    minute or two. Raises ClusterError if it cannot be made."""
     builder, binaries, runtime = buildah_builder(), ensure_binaries(), ensure_containerd()
     with locked_store(cache_directory() / "images"):
         base, files = builder.base(), node_files()
@@ -106,7 +106,8 @@ def _build(builder: BuildahBuilder, context: Path, name: str, base: str, step: S
 
 
 def _load(engine: str, archive: Path, name: str) -> None:
-    """Into the engine's store, where it takes the place of older ones that no cluster uses."""
+    """Loads the archive into the engine's store, and removes older node images that no cluster
+    uses."""
     run([engine, "load", f"--input={archive}"])
     listed = [engine, "image", "ls", "--format={{.Repository}}:{{.Tag}}", NAME]
     for older in set(run(listed).split()) - {name}:

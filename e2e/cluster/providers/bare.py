@@ -35,7 +35,7 @@ from e2e.cluster.toolchain.prerequisites import NODE_PACKAGES, ensure_packages
 
 
 class BareCluster:
-    """One cluster, by name. Several may run beside each other."""
+    """One cluster, by name. Several may run at a time."""
 
     kind = "bare"
     registry = None
@@ -129,7 +129,8 @@ def _ensure_node(layout: Layout, builds: Sequence[Path]) -> None:
 
 
 def _place_programs(builds: Sequence[Path], target: Path) -> None:
-    """Into the node's own directory: the cache may lie where the node cannot see it."""
+    """Links or copies the programs into the node's own directory: the cache may lie where the node
+    cannot see it."""
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
     for folder in builds:

@@ -114,7 +114,8 @@ class KindCluster:
 
     @property
     def _network(self) -> str:
-        """Of its own, since kind's is shared by all clusters and stays for ever."""
+        """Name of the cluster's own network. kind's default network is shared by all clusters and
+        never removed."""
         return f"kind-{self._name}"
 
     def _ctr(self) -> list[str]:

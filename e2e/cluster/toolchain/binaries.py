@@ -61,7 +61,8 @@ def source_hash(source: Path = SOURCE) -> str:
 
 
 def linker_flags(go_mod: str) -> str:
-    """Stamps the version of go.mod's k8s.io/kubernetes; clients cannot parse an empty one."""
+    """Linker flags that stamp the version of go.mod's k8s.io/kubernetes: clients cannot parse an
+    empty version."""
     found = KUBERNETES_VERSION.search(go_mod)
     if found is None:
         raise ClusterError("go.mod names no version of k8s.io/kubernetes")
@@ -89,7 +90,7 @@ def ensure_binaries(cache: Path | None = None) -> Binaries:
 
 
 def _build(directory: Path) -> None:
-    # Built beside and renamed at the end: a folder of this name is always complete.
+    # Built under another name and renamed at the end: a folder of this name is always complete.
     partial = directory.with_suffix(".partial")
     partial.mkdir(exist_ok=True)
     stamped = linker_flags((SOURCE / "go.mod").read_text())

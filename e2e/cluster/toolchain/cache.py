@@ -1,4 +1,4 @@
-"""Where things are kept that are costly to make again: builds and tools, outside the tree."""
+"""The folder of builds and tools that are costly to make again, outside the tree."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 
 def cache_directory(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where builds are kept between runs: SLUICE_CACHE, else the user's cache folder."""
+    """The folder in which builds are kept between runs: SLUICE_CACHE, else in the user's cache
+    folder."""
     own = environment.get("SLUICE_CACHE")
     if own:
         return Path(own)

@@ -17,7 +17,7 @@ HTTP_ROUTES: Final = "config/crd/standard/gateway.networking.k8s.io_httproutes.y
 EXTENSION: Final = "sigs.k8s.io/gateway-api-inference-extension@v1.5.0"
 EXTENSION_SUM: Final = "h1:w9Awt60cmI1vM7Y6N81h8wDCBP0WkmxpdI7GKY0v070="
 EXTENSION_BEFORE: Final = "sigs.k8s.io/gateway-api-inference-extension@v1.0.0"
-"""The first with the kind's v1."""
+"""The first release with v1 of InferencePool."""
 EXTENSION_BEFORE_SUM: Final = "h1:GsHvlu1Cn1t6+vrHoPdNNlpwKxf/y1HuQSlUjd58Ds8="
 INFERENCE_POOLS: Final = "config/crd/bases/inference.networking.k8s.io_inferencepools.yaml"
 

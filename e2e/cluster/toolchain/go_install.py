@@ -18,7 +18,7 @@ from e2e.cluster.toolchain.golang import ensure_go
 @dataclass(frozen=True)
 class GoProgram:
     """A command of a Go module, at one version. `package` ends with the program's name; `beside`
-    names commands of the same folder of packages that are built with it."""
+    names other commands in that folder of the module, which are built with it."""
 
     package: str
     version: str
@@ -30,7 +30,7 @@ class GoProgram:
 
     @property
     def packages(self) -> list[str]:
-        """All that is built, at the version."""
+        """All packages to build, with the version."""
         folder = self.package.rpartition("/")[0]
         return [f"{folder}/{name}@{self.version}" for name in (self.name, *self.beside)]
 
@@ -44,7 +44,7 @@ def ensure_program(program: GoProgram, cache: Path | None = None) -> Path:
 
 
 def _build(program: GoProgram, folder: Path) -> None:
-    # Built beside and renamed at the end: a folder of this name is always complete.
+    # Built under another name and renamed at the end: a folder of this name is always complete.
     partial = folder.with_name(f"{folder.name}.{os.getpid()}")
     environment = {**os.environ, "CGO_ENABLED": "0", "GOBIN": str(partial)}
     argv: list[str | Path] = ["nice", "-n", "10", ensure_go(), "install"]

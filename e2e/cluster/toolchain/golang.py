@@ -19,7 +19,7 @@ from e2e.cluster.toolchain.cache import cache_directory
 from e2e.cluster.toolchain.uv import find_uv
 
 OLDEST = (1, 26)
-"""What the newest of our modules, Helm, asks for."""
+"""Oldest Go release that builds all our modules; Helm, the newest of them, requires it."""
 VERSION = "1.26.6"
 WHEEL_HASHES = (
     "565537475730612936bf42edddff5d627133c108d9a01561f8033ed09dc0c2ff",  # x86_64

@@ -1,8 +1,8 @@
 """KEDA's operator and its metrics adapter, built from its module, and its manifests.
 
-`go install` builds no module that replaces others in its go.mod, as KEDA's does: it is downloaded,
-checked against the checksum below, and built where it lies. What it depends on is checked by its
-own go.sum.
+`go install` builds no module that replaces others in its go.mod, as KEDA's does. So the module is
+downloaded, checked against the checksum below, and built where it lies. Its own go.sum checks its
+dependencies.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def ensure_keda(cache: Path | None = None) -> Keda:
 
 
 def _build(directory: Path) -> None:
-    # Built beside and renamed at the end: a folder of this name is always complete.
+    # Built under another name and renamed at the end: a folder of this name is always complete.
     partial = directory.with_name(f"{directory.name}.{os.getpid()}")
     try:
         with Step(f"Building KEDA {VERSION} (70 minutes the first time, on two busy cores)"):

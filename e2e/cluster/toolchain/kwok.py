@@ -1,4 +1,4 @@
-"""KWOK, which plays the kubelets of nodes that are not there."""
+"""KWOK, which acts as the kubelet of nodes that do not exist."""
 
 from __future__ import annotations
 

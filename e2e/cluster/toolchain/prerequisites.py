@@ -1,5 +1,5 @@
-"""Installs what the harness needs and this machine lacks, and says so. Debian and Ubuntu only;
-elsewhere it names what is missing."""
+"""Installs the Debian packages that the harness needs and this machine lacks, and says so. On
+systems other than Debian and Ubuntu, it names the missing packages."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ SEARCH_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", 
 
 @dataclass(frozen=True)
 class Package:
-    """A Debian package, and a command or file that is there once it is installed. Others may
-    provide the same (Docker brings a containerd and a runc), and installing over them breaks
-    theirs."""
+    """A Debian package, and a command or file that it provides. Other packages may provide that too
+    (Docker brings a containerd and a runc), and installing over them would break them."""
 
     name: str
     provides: str
@@ -43,7 +42,7 @@ IMAGE_PACKAGES = (
     Package("debootstrap", "debootstrap"),
 )
 MONITORING_PACKAGES = (Package("prometheus", "/usr/bin/prometheus"),)
-"""Of the tests of dashboards and alerts. It brings `promtool` along."""
+"""Packages for the tests of dashboards and alerts. prometheus brings `promtool` along."""
 
 
 def require_packages(packages: Sequence[Package], command: str) -> None:
@@ -54,7 +53,7 @@ def require_packages(packages: Sequence[Package], command: str) -> None:
 
 
 def ensure_packages(packages: Sequence[Package]) -> None:
-    """Installs those that are missing. Raises ClusterError where that cannot be done."""
+    """Installs the missing ones of `packages`. Raises ClusterError where that is impossible."""
     missing = [one.name for one in packages if not one.present]
     if not missing:
         return

@@ -1,4 +1,4 @@
-"""Where uv is: installed, or put into the cache by scripts/setup."""
+"""Finds uv: installed, or put into the cache by scripts/setup."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Which accelerator a pool's engines will get, and how certain that is.
 
-From the spec and, where they may be read, from the nodes that the pool can land on, by node
-selector and taints; affinities are not read. What engines report goes before it.
+The spec says it, and so do the nodes that the pool can land on by node selector and taints, if the
+operator may read nodes. Affinities are not read. Reports of running engines take precedence over
+this finding.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from sluice_operator.api.pools import GPU_RESOURCE, AcceleratorSpec, Pool, gpu_c
 from sluice_operator.kube.kinds import Manifest
 
 PASSING: Final = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
-"""Taints that tell what a node is up to, not what it is for: it will have its GPUs again."""
+"""Prefixes of taints that are about a passing state of a node, not about its purpose: the node will
+offer its GPUs again."""
 MAX_NAMES: Final = 5
 NO_SUCH_NODE: Final = "NoSuchNode"
 DEVICES_OF_CLAIM: Final = "DevicesOfClaim"
@@ -62,8 +64,8 @@ def find_accelerator(pool: Pool, nodes: tuple[Manifest, ...] | None) -> Accelera
 
 
 def has_accelerator(node: Manifest, pool: Pool) -> bool:
-    """Whether an engine of the pool could get its accelerators on the node, were it empty. False of
-    devices of a claim, which nodes do not tell."""
+    """Whether an engine of the pool could get its accelerators on the node, were it empty. Always
+    False for devices of a claim, because nodes do not report these."""
     if pool.accelerator is None or pool.accelerator.claim_template is not None:
         return False
     if not _fits(node, pool, pool.accelerator):
@@ -97,7 +99,7 @@ def _find(
 
 
 def _with(requested: Accelerator, gpus: NodeGpus) -> Accelerator:
-    """`given` with what a node says."""
+    """`requested`, with the product and memory that a node's labels report."""
     product = gpus.product or requested.product
     return Accelerator(product=product, memory_mib=gpus.memory_mib, count=requested.count)
 
@@ -122,7 +124,7 @@ def _accelerator_check(
 
 
 def _sized(pool: Pool, accelerator: Accelerator) -> str:
-    """What the sizes follow from, where that is not the product."""
+    """Text about the origin of the sizes; empty where they follow from the product."""
     _, source, origin = sizes_of(accelerator)
     if source is Source.PRODUCT:
         return ""
@@ -133,7 +135,8 @@ def _sized(pool: Pool, accelerator: Accelerator) -> str:
 
 
 def _by_size(gpus: NodeGpus) -> tuple[float, str]:
-    """The smallest first; unknown before known, so that nothing is sized too large."""
+    """Sort key of GPUs in GiB: the smallest first. GPUs of unknown memory come before all others,
+    so that nothing is sized too large."""
     if gpus.memory_mib is not None:
         return gpus.memory_mib / 1024, gpus.product or ""
     row = product_row(gpus.product) if gpus.product else None

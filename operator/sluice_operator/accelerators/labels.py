@@ -1,4 +1,4 @@
-"""GPUs of a node by its labels: NVIDIA's and AMD's own, else those of the clouds.
+"""Reads the GPUs of a node from its labels: NVIDIA's and AMD's own, else those of the clouds.
 
 Pure, one table. A part of a GPU (a MIG instance, or one that is shared) is named as such, with its
 own memory. Sources: NVIDIA k8s-device-plugin, `docs/gpu-feature-discovery/README.md` and "Shared
@@ -61,13 +61,13 @@ class Reading:
 
 @dataclass(frozen=True)
 class Source:
-    """A label that names a product, of the resources of `domain`."""
+    """A node label that names the product of the resources of one `domain`."""
 
     label: str
     read: Callable[[Labels, str], Reading]
     """Reads all labels of the node, given this label's value."""
     domain: str = ""
-    """Empty: any."""
+    """Domain of the resources, `nvidia.com` for example; empty: any."""
 
 
 def gpus_of(node: Manifest, resource: str) -> NodeGpus:
@@ -97,7 +97,8 @@ def labels_of(node: Manifest) -> Labels:
 
 
 def _discovered(labels: Labels, product: str) -> Reading:
-    """NVIDIA's GPU feature discovery. Clients of a shared GPU share its memory."""
+    """Reads labels of NVIDIA's GPU feature discovery. Each client of a shared GPU has its share of
+    the memory."""
     memory, clients = _amount(labels.get("nvidia.com/gpu.memory")), _amount(labels.get(REPLICAS))
     return _shared(Reading(product, memory), clients or 1)
 
@@ -129,11 +130,12 @@ SOURCES: Final = (
     Source(f"{EKS}name", _aws(EKS)),
     *(Source(label, _machine) for label in INSTANCE_TYPES),
 )
-"""The most exact first."""
+"""Labels that name a product, the most exact first."""
 
 
 def _of_mig(resource: str) -> tuple[Source, ...]:
-    """MIG instances of several sizes on a node: each size is a resource with labels of its own."""
+    """Labels for MIG instances. A node may have instances of several sizes: each size is a resource
+    with labels of its own."""
     domain, _, name = resource.partition("/")
     if domain != NVIDIA or not name.startswith("mig-"):
         return ()
@@ -160,7 +162,8 @@ def _of_profile(profile: str) -> int | None:
 
 
 def _amount(value: object) -> int | None:
-    """MiB, or a count; AMD's labeller writes 192G where NVIDIA's writes MiB."""
+    """The number in a label: a count, or memory in MiB. AMD's labeller writes 192G where NVIDIA's
+    writes MiB."""
     match = _SIZE.match(str(value or ""))
     if match is None or (number := int(match["number"])) == 0:
         return None

@@ -1,4 +1,5 @@
-"""Node requirements of a pool's `accelerator`: resource, labels, tolerations, and a plausible name.
+"""Node requirements of a pool's `accelerator`: resource, labels and tolerations. Warns of products
+that no label spells that way.
 
 Pure: reads the spec. Nodes themselves are read in `find`.
 """
@@ -19,17 +20,17 @@ AMD_PRODUCT: Final = "amd.com/gpu.product-name"
 
 
 def resource_name(accelerator: AcceleratorSpec) -> str:
-    """The resource that the GPUs are."""
+    """The resource by which the nodes offer the GPUs."""
     return accelerator.resource_name or GPU_RESOURCE
 
 
 def is_nvidia(accelerator: AcceleratorSpec) -> bool:
-    """Whether the GPUs, or parts of them, run CUDA."""
+    """Whether the resource is NVIDIA's: whole GPUs or parts of them, which run CUDA."""
     return resource_name(accelerator).partition("/")[0] == NVIDIA
 
 
 def product_label(accelerator: AcceleratorSpec) -> str:
-    """The node label whose value the product is."""
+    """The node label that holds the product."""
     if accelerator.product_label:
         return accelerator.product_label
     domain = resource_name(accelerator).partition("/")[0]
@@ -47,8 +48,8 @@ def node_selector(
 
 
 def tolerations(accelerator: AcceleratorSpec | None) -> list[Manifest]:
-    """The taints by which clusters keep other pods off nodes with GPUs: named after the resource,
-    or after the GPUs that it is a part of."""
+    """Tolerations of the taints that keep other pods off nodes with GPUs. Clusters name the taint
+    after the resource or, where that is a part of a GPU, after the whole GPU."""
     if accelerator is None:
         return []
     resource = resource_name(accelerator)

@@ -10,9 +10,9 @@ from pydantic import Field
 from sluice_operator.api.base import ApiModel, Rule
 
 FILE_MOUNT: Final = "/etc/sluice/adapters"
-"""Has the file that engines follow."""
+"""Folder with the file of adapters that engines follow."""
 CLAIMS_MOUNT: Final = "/mnt/adapters"
-"""Has a folder for each claim with adapters, but for the model's."""
+"""Folder with a folder for each claim with adapters, except the model's claim."""
 MAX_CLAIMS: Final = 16
 DEFAULT_REVISION: Final = "main"
 """Branch of a hub's repository where the URI names no revision."""
@@ -27,7 +27,7 @@ _HUB: Final = "hf://"
 
 
 class AdapterSpec(ApiModel):
-    """A LoRA adapter that is served beside the model."""
+    """A LoRA adapter that is served in addition to the model."""
 
     name: str = Field(
         min_length=1,
@@ -65,17 +65,17 @@ class AdapterSpec(ApiModel):
 
     @property
     def repository(self) -> str:
-        """org/name, of one that is."""
+        """org/name of an adapter that is downloaded."""
         return self.uri.removeprefix(_HUB).partition("@")[0]
 
     @property
     def revision(self) -> str:
-        """Branch, tag or commit, of one that is."""
+        """Branch, tag or commit of an adapter that is downloaded."""
         return self.uri.partition("@")[2] or DEFAULT_REVISION
 
     @property
     def claim(self) -> str | None:
-        """The PersistentVolumeClaim that it is on, if it is on one."""
+        """The PersistentVolumeClaim with the adapter; None where it is on none."""
         return claim_of(self.uri) or None
 
     def engine_uri(self, model_claim: str | None, model_mount: str) -> str:
@@ -88,7 +88,7 @@ class HubDraft(AdapterSpec):
 
 
 def mounted_uri(uri: str, model_claim: str | None, model_mount: str) -> str:
-    """`uri`, with the path at which engines have it where it is on a claim."""
+    """`uri` or, if it is on a claim, the path at which engines find it."""
     if not (claim := claim_of(uri)):
         return uri
     mount = model_mount if claim == model_claim else f"{CLAIMS_MOUNT}/{claim}"

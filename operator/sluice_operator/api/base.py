@@ -1,7 +1,7 @@
-"""The base of all API types: a pydantic model, and rules across its fields that are written twice.
+"""The base of all API types: a pydantic model, and rules across its fields.
 
-Each rule is CEL for the API server and a function for the operator (`findings.parse`), side by
-side, so that a spec is refused by both with the same words.
+Each rule is written twice, as CEL for the API server and as a function for the operator
+(`findings.parse`). Both refuse a spec with the same words.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ Quantity = Annotated[
 
 
 DECIMAL_PATTERN: Final = r"^[0-9]{1,3}(\.[0-9]{1,4})?$"
-"""A share in percent, as text; what `percent` allows says its range."""
+"""A share in percent, as text; `percent` checks its range."""
 
 
 def percent(least: float, most: float) -> Callable[[Any], int | str]:
@@ -228,7 +228,7 @@ class Resources(ApiModel):
     limits: dict[str, Quantity] | None = Field(
         default=None,
         max_length=16,
-        description="At most; GPUs are accelerator.count.",
+        description="Most that the container may use; GPUs are accelerator.count.",
     )
 
     RULES: ClassVar = (

@@ -1,8 +1,8 @@
-"""One spelling for specs that mean the same: what is hashed and compared, and what pods are made
-of.
+"""One spelling for specs of equal meaning: the spelling that is hashed, compared, and made into
+pods.
 
-Pure. Each amount has one spelling, and empty maps and lists, empty sections, and values that say
-what holds anyway are left out.
+Pure. Each amount has one spelling. Empty maps, lists and sections are left out, and so are values
+that hold anyway.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ SECTIONS: Final = (
     Affinity, AutoscalingTarget, EngineSpec, MetricsSpec, NodeAffinity, PodAffinity, PodTemplate,
     Resources, RolloutSpec, RouterAffinity, RouterSpec, RouterTemplate,
 )  # fmt: skip
-"""Types whose empty object says nothing; that of any other type is a choice, as `emptyDir: {}`."""
+"""Types whose empty object says nothing. An empty object of another type is a choice, as `emptyDir:
+{}`."""
 _COUNTS_EMPTY: Final = {
     ModelSpec: ("adapters",),
     RouterAuth: ("tenants",),
     PrefillSpec: ("accelerator", "resources", "template"),
     RouterTemplate: ("image_pull_secrets", "tolerations"),
 }
-"""Fields whose empty value differs from none: it inherits nothing."""
+"""Fields in which an empty value inherits nothing, unlike a value that is left out."""
 _LEFT_OUT: Final[dict[type[BaseModel], dict[str, Any]]] = {
     ClaimVolume: {"read_only": False},
     EmptyDirVolume: {"medium": ""},
@@ -57,14 +58,14 @@ _AMOUNTS: Final[dict[type[BaseModel], tuple[str, ...]]] = {
     HostCacheDisk: ("size",),
     Resources: ("requests", "limits"),
 }
-"""Fields that are quantities, or maps of these."""
+"""Fields that are quantities, or maps of quantities."""
 _PERCENTAGES: Final = {Slo: "percentile", TracingSpec: "sample_percent"}
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 def canonical(part: ModelT) -> ModelT:
-    """`part`, all that is below it included, as every equal one is written."""
+    """`part` and everything below it, in the spelling that all equal parts have."""
     amounts = _AMOUNTS.get(type(part), ())
     kept, left_out = _kept(part), _LEFT_OUT.get(type(part), {})
     changes = {}
@@ -106,13 +107,13 @@ def _spelled(value: Any) -> Any:
 
 
 def _percentage(value: int | str) -> int | str:
-    """A whole number where it is one."""
+    """A share in percent, as a whole number if it is one."""
     exact = Decimal(value)
     return int(exact) if exact == int(exact) else f"{exact.normalize():f}"
 
 
 def _says_nothing(value: Any, field: FieldInfo) -> bool:
-    """Whether a field that may be left out may as well be."""
+    """Whether an optional field has a value that means the same as leaving it out."""
     if value is None or field.is_required() or field.default is not None:
         return False
     extra = field.json_schema_extra

@@ -15,22 +15,24 @@ RECONCILING: Final = "Reconciling"
 STALLED: Final = "Stalled"
 MODEL_AVAILABLE: Final = "ModelAvailable"
 ADAPTERS_LOADED: Final = "AdaptersLoaded"
-"""Only of a service, and of pools, with adapters."""
+"""Condition of services and pools with adapters only."""
 ROUTER_READY: Final = "RouterReady"
 SCALING_ACTIVE: Final = "ScalingActive"
 ACCELERATOR_VERIFIED: Final = "AcceleratorVerified"
 UPGRADE_AVAILABLE: Final = "UpgradeAvailable"
 PRIORITIES_COUNT: Final = "PrioritiesCount"
-"""Only of a service whose tenants have priorities."""
+"""Condition only of services whose tenants have priorities."""
 OPTIONAL_KINDS_APPLIED: Final = "OptionalKindsApplied"
-"""Only of a service with objects of kinds that a cluster may lack. What is refused of these is in
-no other condition: it serves without them."""
+"""Condition only of services with objects of kinds that a cluster may lack. Refusals of these
+objects are in no other condition, because the service works without them."""
 NETWORK_ISOLATED: Final = "NetworkIsolated"
-"""The cluster enforces the service's NetworkPolicies. In no other condition: it serves anyway."""
+"""Whether the cluster enforces the service's NetworkPolicies. It affects no other condition,
+because the service works anyway."""
 ROUTE_ACCEPTED: Final = "RouteAccepted"
-"""Only of a service with a route: its Gateways lead to it."""
+"""Condition only of services with a route: whether its Gateways lead to the service."""
 INFERENCE_POOL_ACCEPTED: Final = "InferencePoolAccepted"
-"""Only of a service with an InferencePool: a Gateway sends requests to its routers by it."""
+"""Condition only of services with an InferencePool: whether a Gateway sends requests to the routers
+by it."""
 
 
 @dataclass(frozen=True)

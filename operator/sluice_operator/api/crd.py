@@ -95,7 +95,8 @@ POOL_COLUMNS: Final = (
 def inference_service_crd() -> Manifest:
     """The CRD of InferenceService."""
     spec = with_nullable_fields(structural_schema(InferenceServiceSpec))
-    # The API server reads the number of the scale subresource, and has no number for a null.
+    # The API server reads the replicas of the scale subresource, and cannot read a null as a
+    # number.
     del spec["properties"]["replicas"]["nullable"]
     schema = _object_schema(
         "A model, and the fleet of engines that serves it behind one URL.",

@@ -70,8 +70,7 @@ class CacheSpec(ApiModel):
     access_mode: Literal["ReadWriteMany", "ReadWriteOnce"] | None = Field(
         default=None,
         json_schema_extra=left_out("ReadWriteMany"),
-        description="Of the claim that the operator makes. ReadWriteOnce: all engines have to be "
-        "on one node.",
+        description="Access mode of that claim. ReadWriteOnce: all engines have to be on one node.",
     )
 
     RULES: ClassVar = (
@@ -94,7 +93,8 @@ _IS_FETCHED: Final = "self.uri.matches('^(hf|s3|gs|az)://')"
 
 
 def _with_a_hub(field: str, name: str) -> Rule:
-    """Adapters of a hub may come later: a list of any is enough."""
+    """The rule that a field needs a model of a hub or bucket, or adapters. Any list of adapters is
+    enough, because adapters of a hub may be added later."""
     return Rule(
         f"!has(self.{field}) || {_IS_FETCHED} || has(self.adapters)",
         lambda s: getattr(s, name) is None or s.uri.startswith(_FETCHED) or s.adapters is not None,
@@ -142,16 +142,16 @@ class ModelSpec(ModelRef, ApiModel):
         default=None,
         min_length=1,
         max_length=64,
-        description="Any text; another one resolves revisions anew, of the model and of adapters, "
-        "and tries again what had failed. Until then a moved branch or tag changes nothing.",
+        description="Any text. Another text resolves the revisions of model and adapters again, "
+        "and retries failed downloads. Until then a moved branch or tag changes nothing.",
     )
     adapters: list[AdapterSpec] | None = Field(
         default=None,
         max_length=MAX_ADAPTERS,
         json_schema_extra=list_map("name"),
-        description="LoRA adapters that are served beside the model. Engines load and let go of "
-        "them without a restart; only that there is a list, be it an empty one, and which claims "
-        "its entries and the cache are on, is part of a revision.",
+        description="LoRA adapters that are served in addition to the model. Engines load and "
+        "unload them without a restart. A new revision comes only if the list appears or goes, or "
+        "if the claims of its entries or of the cache change.",
     )
 
     RULES: ClassVar = (
@@ -224,8 +224,8 @@ def _engine_schema(schema: dict[str, Any], model: type[BaseModel]) -> None:
 
 
 def _page_rules(*, inherits: bool) -> tuple[Rule, Rule]:
-    """A step holds a page at least. `inherits`: a pageSize that is left out is another section's,
-    so nothing is certain without it."""
+    """The rules that a step holds at least a page. `inherits`: a missing pageSize is that of
+    another section, so only a given one is checked."""
     page_cel = f"self.?pageSize.orValue({0 if inherits else _PAGE})"
     allowed = "at least pageSize" + ("" if inherits else f" ({_PAGE} when left out)")
 
@@ -304,7 +304,7 @@ class EngineSpec(EngineSettings, ApiModel):
 
 
 class PrefillEngineSpec(EngineSpec):
-    """Settings of the prefill engines alone. A rule across two settings is one on both of them
-    here: the other one may be that of the top level."""
+    """Settings of the prefill engines alone. A rule across two settings applies only if both are
+    set here, because a missing one may be set at the top level."""
 
     RULES: ClassVar = (*_page_rules(inherits=True), *_PREFILL_TOKENS)

@@ -32,7 +32,7 @@ ADAPTERS_VOLUME: Final = "sluice-adapters"
 HUB_CA_VOLUME: Final = "sluice-hub-ca"
 API_KEYS_VOLUME: Final = "sluice-api-keys"
 HOST_CACHE_VOLUME: Final = "sluice-host-cache"
-"""Where `engine.hostCache` has a disk; the name is a user's elsewhere."""
+"""Name of the volume where `engine.hostCache` has a disk; elsewhere users may have this name."""
 RESERVED_VOLUMES: Final = (
     "config", "handover", "hub-token", "model", COPIER_VOLUME, IMAGE_VOLUME, "shm",
     API_KEYS_VOLUME, HUB_CA_VOLUME, "tmp",
@@ -120,7 +120,7 @@ class KeyToPath(ApiModel):
 
 
 class EmptyDirVolume(ApiModel):
-    """Scratch space that lives as long as the pod."""
+    """Scratch space that is deleted with the pod."""
 
     medium: Literal["", "Memory"] | None = Field(
         default=None, description="Memory for tmpfs; the node's disk when left out."

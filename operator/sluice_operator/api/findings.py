@@ -1,7 +1,7 @@
 """Findings about a part of a custom resource: a line each, with field, value and what is allowed.
 
-As in the API server, types are checked first; if they hold, the rules of all parts. The wording is
-the contract's.
+Like the API server, checks types first and, if these are valid, the rules of all parts. The wording
+is the contract's.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _FORMER: Final = {
     "engine.scheduleConservativeness": "{engine}.reservePercent, a hundred times the number",
     "tracing.sampleRatio": "spec.tracing.samplePercent, a hundred times the number",
 }
-"""Field below spec, until version 0.1.0 → what to write instead, where `{engine}` is the section of
-the engine settings; goes with version 0.2.0."""
+"""Field below spec in version 0.1.0 → what to write instead. `{engine}` stands for the section of
+the engine settings. To be removed with version 0.2.0."""
 
 ApiModelT = TypeVar("ApiModelT", bound=ApiModel)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong: where, and what is allowed."""
+    """An error: its place, and what is allowed there."""
 
     field: str
     message: str
@@ -62,7 +62,7 @@ class InvalidSpecError(ValueError):
 
 
 def parse(kind: type[ApiModelT], value: object, root: str) -> ApiModelT:
-    """The `kind` that `value` holds, which stands at the field `root`.
+    """`value` as a `kind`; `root` is the path of its field.
 
     Raises:
         InvalidSpecError: with every finding.
@@ -109,7 +109,7 @@ def _percent_limits(kind: type[BaseModel], location: Location) -> str | None:
 
 
 def _instead_of(location: Location) -> str | None:
-    """The text for a field that specs had before; None: it never was one."""
+    """The text for a field that earlier specs had; None for other fields."""
     path = ".".join(key for key in location if isinstance(key, str) and key != "spec")
     engine = "spec.prefill.engine" if path.startswith("prefill.engine.") else "spec.engine"
     former = _FORMER.get(path.removeprefix("prefill.") if "prefill" in engine else path)
@@ -143,7 +143,8 @@ def _below(path: str, key: str) -> str:
 
 
 def _repeated_entries(entries: Any, field: FieldInfo, path: str) -> Iterator[Finding]:
-    """Entries of a list with the same keys as an earlier entry, or of a set that are the same."""
+    """Findings about entries that repeat an earlier one: with equal keys in a list, or equal in a
+    set."""
     extra = field.json_schema_extra
     if not isinstance(entries, list) or not isinstance(extra, dict):
         return

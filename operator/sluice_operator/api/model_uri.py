@@ -31,13 +31,13 @@ class ModelSource:
 
 
 def scheme_of(uri: str) -> str:
-    """What stands before `://`."""
+    """The part of a URI before `://`."""
     return uri.partition("://")[0]
 
 
 def model_source(model: ModelSpec) -> ModelSource:
-    """The source of a model whose scheme is one of `SERVED_SCHEMES`; one that is
-    downloaded is pinned: its revision is a commit, and its cache a claim."""
+    """The source of a model whose scheme is one of `SERVED_SCHEMES`. A downloaded model has to be
+    pinned: its revision is a commit, and its cache a claim."""
     scheme, _, rest = model.uri.partition("://")
     assert scheme in SERVED_SCHEMES, f"{scheme} is refused before"
     claim = claim_of_model(model)
@@ -55,8 +55,8 @@ def model_source(model: ModelSpec) -> ModelSource:
 
 
 def claim_of_model(model: ModelSpec) -> str | None:
-    """The claim that the model is on, if it is on one; that of a cache, where it is named or the
-    model is pinned."""
+    """The claim with the model; None where it is on none. For a downloaded model, it is the claim
+    of the cache, if that is named or the model is pinned."""
     scheme, _, rest = model.uri.partition("://")
     if scheme in FETCHED:
         return model.cache.claim if model.cache else None
@@ -64,8 +64,8 @@ def claim_of_model(model: ModelSpec) -> str | None:
 
 
 def adapter_claims(model: ModelSpec) -> list[str]:
-    """The claims that adapters are on, but for the model's, in order; `model` is pinned. A cache
-    is among them before it has any, so that the first one is served without a restart."""
+    """The claims with adapters, except the model's, in order; `model` is pinned. A cache's claim is
+    always included, so that its first adapter is served without a restart."""
     claims = {adapter.claim for adapter in model.adapters or ()}
     if model.cache is not None:
         claims.add(model.cache.claim)
@@ -73,13 +73,13 @@ def adapter_claims(model: ModelSpec) -> list[str]:
 
 
 def draft_claim(uri: str | None, model: ModelSpec) -> str | None:
-    """The claim that a draft model is on, if there is one, and on another than the model."""
+    """The claim with a draft model; None without one, or if it is the model's own."""
     claim = claim_of(uri or "")
     return claim if claim and claim != claim_of_model(model) else None
 
 
 def repository_of(uri: str) -> str:
-    """What names the part of a cache that has the model at `uri`, as the fetcher names it."""
+    """Name of the model at `uri` in a cache, as the fetcher names it."""
     scheme, _, rest = uri.partition("://")
     return rest if scheme == HUB else f"{scheme}/{rest.strip('/')}"
 

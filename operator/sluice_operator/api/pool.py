@@ -34,8 +34,8 @@ from sluice_operator.kube.kinds import Manifest
 
 
 def _immutable(field: str) -> Rule:
-    """A rule on updates, which only the API server sees. The selector of the pool's Deployments
-    is made of such fields, and cannot be changed either."""
+    """The rule that a field never changes, which only the API server checks. The selector of the
+    pool's Deployments is made of these fields, and cannot be changed either."""
     return Rule(f"self.{field} == oldSelf.{field}", lambda _: True, "no change", field)
 
 
@@ -66,8 +66,8 @@ class HubNetwork(ApiModel):
     )
     ca_config_map: DnsName | None = Field(
         default=None,
-        description="ConfigMap with certificates of authorities that are trusted beside the "
-        "public ones.",
+        description="ConfigMap with certificates of authorities that are trusted in addition "
+        "to the public ones.",
     )
 
     def __str__(self) -> str:
@@ -122,7 +122,7 @@ class EnginePoolSpec(ApiModel):
         max_length=32,
         json_schema_extra=list_map("name"),
         description="Engines by revision, as the roll-out of the whole service is planned. A "
-        "revision that is not listed goes; left out, none does.",
+        "revision that is not listed is removed; without a list, none is.",
     )
     image: Image = Field(description="Engine image.")
     config_ref: LocalRef = Field(
@@ -164,14 +164,14 @@ class EnginePoolSpec(ApiModel):
         "below /mnt/adapters.",
     )
     handover_secret: DnsName = Field(
-        description="Secret with the key by which router and engines of a service know each "
-        "other, mounted read-only at /etc/sluice/handover.",
+        description="Secret with the key by which router and engines of a service authenticate "
+        "each other, mounted read-only at /etc/sluice/handover.",
     )
     bootstrap_port: int | None = Field(
         default=None,
         ge=1,
         le=65535,
-        description="Port at which decode engines ask these for the KV cache; of role prefill.",
+        description="Port at which decode engines ask for the KV cache; only in a prefill pool.",
     )
     metrics_port: int = Field(ge=1, le=65535, description="Port of the engines' metrics.")
     rdma_resource: ResourceName | None = Field(
@@ -188,8 +188,8 @@ class EnginePoolSpec(ApiModel):
         default=None,
         ge=0,
         le=1,
-        description="Engines that may come beside the others while only pods are replaced, in "
-        "spite of inPlace: the GPU budget has room for them.",
+        description="Additional engines while only pods are replaced, in spite of inPlace: the "
+        "GPU budget has room for them.",
     )
     restarted_at: str | None = Field(
         default=None,

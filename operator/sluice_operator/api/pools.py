@@ -55,8 +55,8 @@ class AcceleratorSpec(ApiModel):
     )
     claim_template: DnsName | None = Field(
         default=None,
-        description="ResourceClaimTemplate; each engine has a claim of it, with count devices, "
-        "instead of the resource.",
+        description="ResourceClaimTemplate; each engine gets a claim made from it, with count "
+        "devices, in place of the resource.",
     )
 
     RULES: ClassVar = (
@@ -93,7 +93,7 @@ def gpu_count(accelerator: AcceleratorSpec | None) -> int:
 
 
 class PoolAutoscaling(ApiModel):
-    """Between how many replicas a pool may move."""
+    """Limits of the replicas of a pool."""
 
     min_replicas: int = Field(
         ge=0, le=MAX_REPLICAS, description="Fewest replicas; 0 scales to zero."
@@ -111,7 +111,7 @@ class PoolAutoscaling(ApiModel):
 
 
 def numbers_rule(scaling: str, cel: str, holds: Callable[[Any], bool]) -> Rule:
-    """The rule that a number of engines is fixed or moves between two, and not both."""
+    """The rule that the number of engines is either fixed or between two limits."""
     return Rule(
         f"!has(self.replicas) || {cel}",
         lambda s: s.replicas is None or holds(s),
@@ -121,7 +121,7 @@ def numbers_rule(scaling: str, cel: str, holds: Callable[[Any], bool]) -> Rule:
 
 
 class PrefillSpec(ApiModel):
-    """The pool that computes prompts. What it leaves out is that of the top level."""
+    """The pool that computes prompts. Sections left out here are those of the top level."""
 
     replicas: int | None = Field(
         default=None,
@@ -131,7 +131,7 @@ class PrefillSpec(ApiModel):
             "1 beside spec.replicas; with autoscaling between the same numbers as the other pool; "
             "chosen, with gpuBudget and no number"
         ),
-        description="Number of engines. Not beside autoscaling.",
+        description="Number of engines. Not together with autoscaling.",
     )
     autoscaling: PoolAutoscaling | None = Field(
         default=None, description="Lets the number of engines follow the load."
@@ -147,7 +147,7 @@ class PrefillSpec(ApiModel):
     )
     engine: PrefillEngineSpec | None = Field(
         default=None,
-        description="Settings of these engines alone; each goes before that of spec.engine.",
+        description="Settings of these engines alone; each overrides that of spec.engine.",
     )
 
     RULES: ClassVar = (
@@ -167,8 +167,8 @@ def section_of(role: str) -> str:
 
 
 def replicas_path(spec: Mapping[str, Any], role: str) -> str:
-    """The field that sets the number of engines of a role in the `spec` of an InferenceService, as
-    it is stored. `replicas: 0` stops both pools; a pool that is scaled starts with the fewest."""
+    """The field that sets the number of engines of a role, in a stored `spec`. `spec.replicas`
+    stops both pools if it is 0. A scaled pool starts with its minReplicas."""
     if spec.get("replicas") == 0:
         return "spec.replicas"
     section = section_of(role)
@@ -196,7 +196,8 @@ class Pool:
 
     @property
     def engines(self) -> int:
-        """The number of engines that the spec asks for; to start from, where something scales."""
+        """The number of engines that the spec asks for; of a scaled pool, the number that it starts
+        with."""
         if self.replicas is not None:
             return self.replicas
         return self.autoscaling.min_replicas if self.autoscaling else 1

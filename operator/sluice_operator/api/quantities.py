@@ -1,7 +1,7 @@
-"""Kubernetes quantities as numbers, to be compared, and in one spelling: `1024Mi` and `1Gi` are the
-same amount.
+"""Kubernetes quantities as numbers, for comparison, and in one spelling: `1024Mi` and `1Gi` are one
+amount.
 
-What a spec may say is narrower, and `api/base.py` checks that.
+A spec allows fewer spellings, which `api/base.py` checks.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def is_at_most(value: Any, limit: Any) -> bool:
 
 
 def spelling(value: Any) -> str:
-    """The shortest text for an amount, the same for all texts of it; `value` is one."""
+    """The shortest text for an amount, which all its spellings have in common; `value` is one of
+    them."""
     exact = amount(value)
     assert exact is not None, "not an amount"
     if exact != exact.to_integral_value():

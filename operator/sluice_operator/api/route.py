@@ -35,7 +35,7 @@ class GatewayRef(ApiModel):
     namespace: DnsLabel | None = Field(
         default=None,
         json_schema_extra=left_out("that of the service"),
-        description="Its namespace, from whose listeners routes of this one must be allowed.",
+        description="Namespace of the Gateway; its listeners must allow routes of the service's.",
     )
     section_name: DnsName | None = Field(
         default=None,
@@ -51,7 +51,7 @@ class RouteHeader(ApiModel):
     value: HeaderValue | None = Field(
         default=None,
         json_schema_extra=left_out("the name of the service"),
-        description="What it must be, exactly.",
+        description="Value that the header must have, exactly.",
     )
 
 
@@ -69,13 +69,13 @@ class RouteSpec(ApiModel):
         min_length=1,
         max_length=16,
         json_schema_extra=ATOMIC,
-        description="Hosts whose requests are meant; left out: those of the listeners.",
+        description="Hosts whose requests go to the service; left out: those of the listeners.",
     )
     path: PathPrefix | None = Field(
         default=None,
         json_schema_extra=left_out("/ and the name of the service; with a header /"),
-        description="First segments of the path of requests that are meant. They are taken away "
-        "before the routers see the path: under /chat is /chat/v1/completions.",
+        description="Path prefix of requests that go to the service. It is removed before the "
+        "routers see the path: with /chat, clients call /chat/v1/completions.",
     )
     header: RouteHeader | None = Field(
         default=None,
@@ -95,7 +95,7 @@ class EndpointPickerRef(ApiModel):
     failure_mode: Literal["FailOpen", "FailClose"] | None = Field(
         default=None,
         json_schema_extra=left_out("FailOpen, as every router can answer"),
-        description="While it is silent: any router, or none.",
+        description="Where requests go while the picker is silent: to any router, or to none.",
     )
 
 

@@ -25,9 +25,9 @@ ROUTER_REPLICAS: Final = 2
 
 
 class Tenant(ApiModel):
-    """Which priorities the requests of one tenant have."""
+    """Priorities of one tenant's requests."""
 
-    name: TenantName = Field(description="The tenant's: the name of its key in the Secret.")
+    name: TenantName = Field(description="Name of the tenant: that of its key in the Secret.")
 
     default_priority: int | None = Field(
         default=None,
@@ -70,9 +70,9 @@ class RouterAuth(ApiModel):
         default=None,
         max_length=MAX_TENANTS,
         json_schema_extra=list_map("name"),
-        description="Priorities by tenant, read by schedulingPolicy priority and adaptive. One "
-        "that is not in it has priority 0 and may ask for none above; left out: every tenant may "
-        "ask for any.",
+        description="Priorities by tenant, read by schedulingPolicy priority and adaptive. A "
+        "tenant that is not listed has priority 0, and may ask for no higher one; left out: every "
+        "tenant may ask for any.",
     )
 
 
@@ -98,11 +98,11 @@ class RouterSpec(ApiModel):
     )
     template: RouterTemplate | None = Field(
         default=None,
-        description="Additions to the routers' pods. Left out of it: imagePullSecrets and "
-        "tolerations are those of any pool's template, and priorityClassName is the one of all.",
+        description="Additions to the routers' pods. Where they are left out, imagePullSecrets and "
+        "tolerations come from all pools' templates, and priorityClassName if all have the same.",
     )
     auth: RouterAuth | None = Field(
-        default=None, description="Who may send requests; left out: whoever reaches the router."
+        default=None, description="Who may send requests; left out: anyone who reaches the router."
     )
     cors: RouterCors | None = Field(
         default=None, description="Which web pages may send requests; left out: none."

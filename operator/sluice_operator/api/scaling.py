@@ -41,8 +41,8 @@ class Slo(ApiModel):
         default=None,
         ge=1,
         le=3_600_000,
-        description="Time to the first token, in milliseconds. Requests that can have it are "
-        "admitted before those that cannot any more; none is refused for it.",
+        description="Time to the first token, in milliseconds. Requests that can keep it are "
+        "admitted before late ones; no request is refused because it is late.",
     )
     itl_milliseconds: int | None = Field(
         default=None,
@@ -58,7 +58,7 @@ class Slo(ApiModel):
 
 
 class TracingSpec(ApiModel):
-    """Where spans of requests go, and of which."""
+    """Tracing: the collector of spans, and the share of requests that have spans."""
 
     endpoint: CollectorUrl = Field(
         description="Base URL of an OpenTelemetry collector that takes OTLP over HTTP, in a "
@@ -68,8 +68,8 @@ class TracingSpec(ApiModel):
     sample_percent: SamplePercent = Field(
         default=100,
         description="Percent of requests that are sampled where the client's traceparent does not "
-        "say; 0: none, whatever it says. Requests without a valid API key never are, where keys "
-        "are asked for.",
+        "say; 0: none, even if it says so. If keys are asked for, requests without a valid API "
+        "key are never sampled.",
     )
 
     RULES: ClassVar = (
@@ -83,7 +83,7 @@ class TracingSpec(ApiModel):
 
 
 class MetricsSpec(ApiModel):
-    """What engines report to Prometheus beside their own metrics."""
+    """Metrics that engines report to Prometheus in addition to their own."""
 
     compatibility: MetricsCompatibility | None = Field(
         default=None, description="vLLM: its names for the same figures, too."
@@ -91,7 +91,7 @@ class MetricsSpec(ApiModel):
 
 
 class AutoscalingTarget(ApiModel):
-    """What a pool should be loaded with at most."""
+    """Most load of a pool."""
 
     queue_milliseconds: int | None = Field(
         default=None,
@@ -99,9 +99,8 @@ class AutoscalingTarget(ApiModel):
         le=3_600_000,
         json_schema_extra=left_out("half of slo.ttftMilliseconds; 1000 without it"),
         description="Work that may wait in each engine that computes prompts, as the time that it "
-        "takes. A value "
-        "is kept to the letter, which takes more engines: leave it out beside "
-        "slo.ttftMilliseconds.",
+        "takes. A given value is kept strictly, which takes more engines: leave it out if "
+        "slo.ttftMilliseconds is set.",
     )
     prefill_queue: int | None = Field(
         default=None,
@@ -116,7 +115,7 @@ class AutoscalingTarget(ApiModel):
         le=1_000_000,
         json_schema_extra=left_out("off"),
         description="Requests that wait for decode, for each decode engine: without KV pages, or "
-        "computed and not read yet. Only beside prefill.",
+        "computed and not read yet. Only with prefill.",
     )
 
 
@@ -127,18 +126,18 @@ class AutoscalingSpec(ApiModel):
         default=None,
         ge=0,
         le=MAX_REPLICAS,
-        description="Fewest engines; 0 scales to zero. Beside prefill: of each pool.",
+        description="Fewest engines; 0 scales to zero. With prefill: of each pool.",
     )
     max_replicas: int | None = Field(
-        default=None, ge=1, le=MAX_REPLICAS, description="Most engines; beside minReplicas."
+        default=None, ge=1, le=MAX_REPLICAS, description="Most engines; only with minReplicas."
     )
     gpu_budget: int | None = Field(
         default=None,
         ge=0,
         le=100_000,
-        description="GPUs that the whole service may hold, pods that come or go included. Beside "
-        "prefill, without any number of engines, the operator chooses how many engines of each "
-        "pool they are for, and follows the load.",
+        description="GPUs that the whole service may hold, pods that come or go included. With "
+        "prefill, and without any number of engines, the operator splits them between the pools, "
+        "and follows the load.",
     )
     target: AutoscalingTarget | None = Field(default=None, description="When to scale.")
     on_metrics_loss: Literal["Hold", "Floor"] = Field(
@@ -180,9 +179,9 @@ class RolloutSpec(ApiModel):
 
     strategy: Literal["Surge", "InPlace"] = Field(
         default="Surge",
-        description="Surge starts the new revision beside the old one, and ends that when all of "
-        "the new one is ready. InPlace, for clusters without room for both, ends an engine before "
-        "it starts another: fewer serve meanwhile, and with one engine none.",
+        description="Surge starts the new revision next to the old one, and ends the old one when "
+        "all of the new one is ready. InPlace, for clusters without room for both, ends an engine "
+        "before it starts another: fewer serve meanwhile, and with one engine none.",
     )
     upgrade: LabelValue | None = Field(
         default=None,

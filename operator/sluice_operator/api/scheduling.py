@@ -1,4 +1,4 @@
-"""Where pods may land: affinity, tolerations, node selectors. The same fields as in a pod.
+"""Where pods may land: affinity, tolerations, node selectors. Fields are those of a pod.
 
 Describes only; the operator copies these into the pod and interprets the node selector alone.
 """

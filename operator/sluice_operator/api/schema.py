@@ -32,9 +32,9 @@ def structural_schema(model: type[BaseModel]) -> Schema:
 
 
 def with_nullable_fields(schema: Schema) -> Schema:
-    """`schema` where fields that may be left out may also be null, which means the same. Of other
-    fields an API server refuses a null in server-side apply, and drops it in all other writes: of
-    those with a set of words, in which it never finds a null."""
+    """`schema` where optional fields may also be null, which means left out. Fields with an enum
+    stay as they are, because an API server never finds a null in an enum. It refuses a null of such
+    a field in server-side apply, and drops it in all other writes."""
     required = schema.get("required", ())
     properties = {
         name: child if name in required or "enum" in child else child | {"nullable": True}
@@ -77,7 +77,7 @@ def _structural(node: Schema) -> Schema:
 
 
 def _resolved(node: Schema, definitions: Schema) -> Schema:
-    """The node with its own reference resolved; keys beside the reference win."""
+    """The node with its own reference resolved; keys next to the reference win."""
     if "$ref" not in node:
         return node
     target = definitions[node["$ref"].rpartition("/")[2]]

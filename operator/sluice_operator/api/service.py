@@ -47,7 +47,8 @@ from sluice_operator.api.scaling import (
 from sluice_operator.api.template import PodTemplate
 
 MAX_NAME: Final = 40
-"""The longest derived name is NAME-prefill-<10 digits of a hash>, and must fit a DNS label."""
+"""Longest name of a service: the longest derived name, NAME-prefill-<10 digits of a hash>, must fit
+a DNS label."""
 Mode = Literal["Mixed", "Disaggregated"]
 """Mixed: every engine does prefill and decode. Disaggregated: a pool for each."""
 
@@ -59,7 +60,7 @@ _SHARED_BUDGET_CEL: Final = (
 _NO_SECTION: Final = PrefillSpec()
 _NO_SETTINGS: Final = EngineSpec()
 _INHERITED: Final = ("accelerator", "resources", "template")
-"""Sections of `prefill` that are those of the top level, whole, where they are left out."""
+"""Sections that `prefill` inherits as a whole from the top level, where it leaves them out."""
 _PREFILL_NUMBER_CEL: Final = "(has(self.prefill.replicas) || has(self.prefill.autoscaling))"
 
 
@@ -72,9 +73,9 @@ class InferenceServiceSpec(ApiModel):
         ge=0,
         le=MAX_REPLICAS,
         json_schema_extra=left_out(
-            "1; with autoscaling, what that decides; chosen, with gpuBudget beside prefill"
+            "1; decided by autoscaling where that is set; chosen with gpuBudget and prefill"
         ),
-        description="Number of engines; of those that decode, beside prefill. Not beside "
+        description="Number of engines; with prefill, of those that decode. Not together with "
         "autoscaling.minReplicas. 0: no engine of either pool.",
     )
     accelerator: AcceleratorSpec | None = Field(
@@ -111,7 +112,8 @@ class InferenceServiceSpec(ApiModel):
         default=None, description="Where spans of requests go; left out: nowhere."
     )
     metrics: MetricsSpec | None = Field(
-        default=None, description="What engines report to Prometheus beside their own metrics."
+        default=None,
+        description="Metrics that engines report to Prometheus in addition to their own.",
     )
     paused: bool = Field(
         default=False,
@@ -180,7 +182,7 @@ class InferenceServiceSpec(ApiModel):
         return value
 
     def pool(self, role: Role) -> Pool:
-        """The pool of a role, with what it inherits."""
+        """The pool of a role, with the values that it inherits."""
         own = self.prefill if role is Role.PREFILL and self.prefill else _NO_SECTION
         replicas, autoscaling = self._numbers(role)
         resources, template = own.resources or self.resources, own.template or self.template
@@ -195,12 +197,12 @@ class InferenceServiceSpec(ApiModel):
         )
 
     def _numbers(self, role: Role) -> tuple[int | None, PoolAutoscaling | None]:
-        """The fixed number of engines of a role, or between which numbers it moves; without
+        """The fixed number of engines of a role, or the limits between which it moves; without
         either, it is 1."""
         return (0, None) if self.replicas == 0 else self._numbers_when_started(role)
 
     def _numbers_when_started(self, role: Role) -> tuple[int | None, PoolAutoscaling | None]:
-        """The numbers of a role, as if `replicas: 0` did not stop both pools."""
+        """The fixed number and limits of a role, as if `replicas: 0` did not stop both pools."""
         if self.chooses_split:
             return None, self._part_of_budget(role)
         limits = self.autoscaling.limits if self.autoscaling else None
@@ -211,8 +213,8 @@ class InferenceServiceSpec(ApiModel):
         return None, limits
 
     def limits_when_started(self, role: Role) -> PoolAutoscaling | None:
-        """The numbers between which a role's engines move, also while `replicas: 0` stops them;
-        None: theirs is fixed."""
+        """The limits between which a role's engines move, even while `replicas: 0` stops them;
+        None: their number is fixed."""
         return self._numbers_when_started(role)[1]
 
     @property
@@ -228,7 +230,7 @@ class InferenceServiceSpec(ApiModel):
 
     @property
     def shares_budget(self) -> bool:
-        """Whether two pools share a budget, within which no section says how they move."""
+        """Whether two pools share a budget, and no limits of the top level split it."""
         scaling = self.autoscaling
         return (
             self.prefill is not None
@@ -249,7 +251,8 @@ class InferenceServiceSpec(ApiModel):
         )
 
     def _part_of_budget(self, role: Role) -> PoolAutoscaling:
-        """The range of a role: one engine at least, and at most what one of the other leaves."""
+        """The limits of a role: at least one engine, and at most those for which one engine of the
+        other role leaves GPUs."""
         others = sum(self._gpus(other) for other in self.roles if other is not role)
         left = (self.gpu_budget or 0) - others
         most = min(MAX_REPLICAS, max(1, left // max(1, self._gpus(role))))
@@ -268,12 +271,13 @@ class InferenceServiceSpec(ApiModel):
         return tuple(f"spec.{name}" for name in given if getattr(self.prefill, name) is None)
 
     def place(self, role: Role, section: str) -> str:
-        """The path at which a user has written, or would write, `section` of a role's pool."""
+        """The path of `section` of a role's pool, where a user wrote it or would write it."""
         is_own = self.prefill is not None and getattr(self.prefill, section) is not None
         return f"{section_of(role) if is_own else 'spec'}.{section}"
 
     def engine_place(self, role: Role, key: str) -> str:
-        """The path above `key`, an engine setting of a role that a user wrote or would write."""
+        """The path above `key`, an engine setting of a role, where a user wrote it or would write
+        it."""
         own = self.prefill.engine if role is Role.PREFILL and self.prefill else None
         is_own = own is not None and getattr(own, to_snake(key.split(".")[0]), None) is not None
         return "spec.prefill.engine" if is_own else "spec.engine"
@@ -287,7 +291,7 @@ class InferenceServiceSpec(ApiModel):
         return replicas_path(stored, role)
 
     def merges_settings(self, role: Role) -> bool:
-        """Whether the engine settings of a role are those of two sections."""
+        """Whether the engine settings of a role come from two sections."""
         return role is Role.PREFILL and self.prefill is not None and self.prefill.engine is not None
 
     @property
@@ -306,7 +310,8 @@ class InferenceServiceSpec(ApiModel):
         return self.prefill is not None
 
     def engine_of(self, role: Role) -> EngineSpec:
-        """The settings of the engines of a role: those of its pool before those of all."""
+        """The settings of the engines of a role: those of its pool override those of all
+        engines."""
         common = self.engine or _NO_SETTINGS
         own = self.prefill.engine if role is Role.PREFILL and self.prefill else None
         if own is None:
@@ -325,12 +330,13 @@ class InferenceServiceSpec(ApiModel):
         return None if role is Role.PREFILL else self.engine_of(role).speculation
 
     def draft_uri(self, role: Role) -> str | None:
-        """Where their draft model is, if one drafts."""
+        """URI of the draft model of a role's engines; None where no model drafts."""
         speculation = self.speculation(role)
         return speculation.draft.uri if speculation and speculation.draft else None
 
     def host_cache(self, role: Role) -> HostCacheSettings | None:
-        """Where engines of a role keep what they evict; decode engines evict no prompts."""
+        """The host cache of a role's engines, which takes evicted KV pages; None where there is
+        none. Decode engines evict no prompts."""
         return None if role is Role.DECODE else self.engine_of(role).host_cache
 
     @property
@@ -340,7 +346,7 @@ class InferenceServiceSpec(ApiModel):
 
     @property
     def replaces_in_place(self) -> bool:
-        """Whether there is no room for new engines beside the former ones."""
+        """Whether engines are replaced without room for new ones next to the former ones."""
         return self.rollout is not None and self.rollout.strategy == "InPlace"
 
     @property
@@ -365,9 +371,9 @@ class InferenceServiceSpec(ApiModel):
 
     @property
     def wait_for_engine_seconds(self) -> int | None:
-        """How long the routers hold a request until an engine is up. If a pool may have no engine:
-        as long as one may take to load. None: the routers' default. A service that is stopped
-        keeps its routers as they are."""
+        """Seconds for which the routers hold a request until an engine is up: the longest load of
+        an engine, if a pool may have no engine. None: the routers' default. A stopped service keeps
+        its routers as they are."""
         limits = map(self.limits_when_started, self.roles)
         asleep = any(scaling is not None and scaling.min_replicas == 0 for scaling in limits)
         if not asleep:

@@ -155,7 +155,8 @@ class HandoverStatus(ApiModel):
     protocol: str = Field(description="What the backend reads over.")
     megabytes_per_second: int | None = Field(
         default=None,
-        description="Of one read: median of what decode engines measured in their first 16 MiB.",
+        description="Speed of one read: median over decode engines, each measured in its first "
+        "16 MiB.",
     )
 
 
@@ -259,11 +260,13 @@ class RevisionStatus(ApiModel):
     name: str = Field(description="Hash of everything that changes the engine process.")
     config: str = Field(description="ConfigMap of the revision.")
     replicas: int = Field(description="Pods of the revision.")
-    ready: int = Field(description="Of them, those that answer.")
+    ready: int = Field(description="Pods of the revision that answer.")
     loading: int | None = Field(
-        default=None, description="Of them, those that load their model and make progress."
+        default=None, description="Pods of the revision that load their model and make progress."
     )
-    gated: int | None = Field(default=None, description="Of them, those with scheduling gates.")
+    gated: int | None = Field(
+        default=None, description="Pods of the revision with scheduling gates."
+    )
     current: bool = Field(description="Whether this is the revision the spec asks for.")
 
 
@@ -326,11 +329,11 @@ class EnginePoolStatus(ApiModel):
         default=None,
         max_length=32,
         json_schema_extra=ATOMIC,
-        description="What ready engines of the current revision report that they compute on; of a "
-        "pool without an accelerator nothing.",
+        description="What ready engines of the current revision report that they compute on; "
+        "absent for a pool without an accelerator.",
     )
     handover: HandoverStatus | None = Field(
-        default=None, description="Of a decode pool: what carries KV pages, as its engines report."
+        default=None, description="What carries KV pages, as the engines of a decode pool report."
     )
     adapters: list[AdapterStatus] | None = Field(
         default=None,

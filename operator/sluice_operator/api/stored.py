@@ -18,7 +18,8 @@ INT64: Final = range(-(2**63), 2**63)
 
 
 class BeyondInt64(float):
-    """A whole number of more than 64 bits: no integer any more, but shown as it was written."""
+    """A whole number of more than 64 bits. It is no integer for the API server, but is shown as it
+    was written."""
 
     def __new__(cls, value: float) -> Self:
         """Loses the precision of `value`; its text in `written` keeps every digit."""
@@ -30,8 +31,9 @@ class BeyondInt64(float):
 
 
 def as_stored(value: Any, kind: type[BaseModel], location: Location = ()) -> Any:
-    """`value` at `location` of a `kind`, normalised: 2.0 is 2, keys are text, null is left out. The
-    null of an unknown key, of a list or of what refuses it stays, and is refused later."""
+    """`value` at `location` of a `kind`, normalised: 2.0 is 2, keys are text, null is left out. A
+    null stays where it is refused later: at an unknown key, in a list, or in a field that refuses
+    it."""
     if isinstance(value, list):
         return [as_stored(entry, kind, (*location, index)) for index, entry in enumerate(value)]
     if isinstance(value, Mapping):
@@ -50,8 +52,8 @@ def as_stored(value: Any, kind: type[BaseModel], location: Location = ()) -> Any
 
 
 def without_nulls(kind: type[BaseModel], value: Mapping[str, Any]) -> dict[str, Any]:
-    """A `kind` that the API server has, without the nulls that it keeps: they count as left out.
-    Those at the top that are refused stay."""
+    """A stored object of `kind` without the nulls that the API server keeps, which count as left
+    out. Nulls of its top-level fields that refuse null stay."""
     kept = _refusing_null(kind, ())
     return {
         key: _without_nulls(below)

@@ -140,7 +140,7 @@ class PodAdditions(ApiModel):
     labels: dict[str, LabelValue] | None = Field(
         default=None,
         max_length=MAX_LABELS,
-        description="Labels of the pods, beside the operator's own.",
+        description="Labels of the pods, in addition to the operator's.",
     )
     node_selector: dict[str, LabelValue] | None = Field(
         default=None, max_length=32, description="Labels a node must have."
@@ -176,7 +176,7 @@ class PodAdditions(ApiModel):
         default=None,
         max_length=64,
         json_schema_extra=list_map("name"),
-        description="Environment variables beside the operator's.",
+        description="Environment variables in addition to the operator's.",
     )
     volumes: list[Volume] | None = Field(
         default=None,
@@ -194,7 +194,7 @@ class PodAdditions(ApiModel):
         default=None,
         max_length=4,
         json_schema_extra=list_map("name"),
-        description="Containers beside the operator's.",
+        description="Containers in addition to the operator's.",
     )
     RULES: ClassVar[tuple[Rule, ...]] = (
         _with_label_keys("annotations", "annotations"),

@@ -55,7 +55,7 @@ def _is_key(key: str) -> bool:
 
 
 def _fit_annotations(values: dict[str, str]) -> dict[str, str]:
-    """The API server looks at the keys of annotations as if they were in lower case."""
+    """Annotations with valid keys. The API server checks the keys in lower case."""
     _fit_keys({key.lower(): value for key, value in values.items()})
     return values
 

@@ -68,7 +68,7 @@ WRITTEN: Final = {
     (kind.api_version, kind.kind): kind
     for kind in (*SERVICE_CHILDREN, *OPTIONAL_CHILDREN, INFERENCE_SERVICE)
 }
-"""The kinds that are applied, by what a manifest says of itself."""
+"""The kinds that are applied, by apiVersion and kind."""
 
 
 _MAKE_PODS: Final = frozenset({DEPLOYMENT.kind, ENGINE_POOL.kind})
@@ -76,7 +76,7 @@ _PODS_NEED: Final = frozenset(
     kind.kind
     for kind in (CONFIG_MAP, SECRET, SERVICE_ACCOUNT, PERSISTENT_VOLUME_CLAIM, NETWORK_POLICY)
 )
-"""Pods do not start without these; without a policy they would be open to everyone."""
+"""Kinds without which pods do not start or, without a NetworkPolicy, would be open to everyone."""
 _OPTIONAL: Final = frozenset(kind.kind for kind in OPTIONAL_CHILDREN)
 
 
@@ -87,7 +87,7 @@ class Refused(NamedTuple):
     of: Identity
     error: ApiError | RewrittenError
     passing: RequestError | None = None
-    """Set: the error. It may pass by itself, so it is reported only if it lasts."""
+    """The error, if it may pass by itself; it is then reported only if it lasts."""
     is_record: bool = False
     """The object is the plan's record."""
 
@@ -125,7 +125,7 @@ class Outcome:
     rewritten: tuple[Refused, ...] = ()
     """Objects whose fields others write repeatedly."""
     look_again_seconds: float | None = None
-    """When a repair that waits is due, or there is other news of those."""
+    """Seconds until a repair that waits is due, or until `rewritten` may have changed."""
     again: RequestError | None = None
     """Set: not all was carried out. To be raised once the status is written."""
 
@@ -170,9 +170,9 @@ class _Run:
             self.unwritten.add(refused.of)
 
     def holds_back(self, desired: Manifest) -> bool:
-        """Whether `desired` has to wait. There are four reasons: the new owner of its replicas has
-        not taken them over; its pods lack what they need; it binds a refused role; it would end
-        pods whose replacement was refused."""
+        """Whether `desired` has to wait: the new owner of its replicas has not taken them over; its
+        pods lack what they need; it binds a refused role; or it would end pods whose replacement
+        was refused."""
         of = identity(desired)
         live = self.there.get(of)
         waits = (
@@ -194,8 +194,8 @@ class _Run:
         )
 
     def _is_used(self, of: Identity) -> bool:
-        """Whether pods were made that need the object. Then a Secret, which is never read, must
-        exist. A full quota refuses even to create what exists."""
+        """Whether pods were made that need the object, a Secret. The Secret then exists, although
+        it is never read; a full quota refuses to create even an existing object."""
         deployments = (item for its, item in self.there.items() if its.kind == DEPLOYMENT.kind)
         return of.kind == SECRET.kind and any(of.name in mounted_secrets(d) for d in deployments)
 
@@ -224,7 +224,7 @@ class Applier:
         """Makes the plan's objects what they should be; `children` are the live ones.
 
         Raises:
-            TerminatingNamespaceError: the namespace goes, and with it everything.
+            TerminatingNamespaceError: the namespace is being deleted with all its objects.
         """
         run, interrupted = _Run(children), None
         try:
@@ -265,7 +265,7 @@ class Applier:
                 with run.collecting(identity(manifest)):
                     await self._hand_over(manifest)
         for reference in plan.prune:
-            # What is not as planned may be what replaces it.
+            # An object that is not as planned may be the replacement of this one.
             if not run.is_behind(reference.kind.kind):
                 with run.collecting(Identity(reference.kind.kind, reference.name)):
                     await self._client.delete(reference)
@@ -284,15 +284,16 @@ class Applier:
 
     async def _adopt(self, adoption: Adoption) -> None:
         """Writes the owner references of an object as it was read: a `ConflictError` if it has
-        changed since. By server-side apply a controller that is gone would have to go first."""
+        changed since. With server-side apply, a controller that is gone would have to be removed
+        first."""
         live = adoption.live
         kind = WRITTEN[live["apiVersion"], live["kind"]]
         with suppress(NotFoundError):
             await self._client.patch(kind, live, adoption_patch(adoption), FIELD_MANAGER)
 
     async def _hand_over(self, manifest: Manifest) -> None:
-        """Takes over fields without force: a value changed since it was read belongs to somebody
-        else, and is read again."""
+        """Takes over fields without force. A value that has changed since it was read belongs to
+        somebody else: the write conflicts, and the object is read again."""
         kind = WRITTEN[manifest["apiVersion"], manifest["kind"]]
         await self._client.apply(kind, manifest, manager=REPLICAS_MANAGER, force=False)
 

@@ -1,6 +1,6 @@
 """Events about edits of children that were reverted: who owns the field, and where to change it.
 
-Pure. The stamp of a child tells an edit from a change of plan. Children without a stamp are
+Pure. The stamp of a child distinguishes an edit from a change of plan. Children without a stamp are
 corrected without an event.
 """
 

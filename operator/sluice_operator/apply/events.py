@@ -49,8 +49,8 @@ class EventRecorder:
         self._written: OrderedDict[str, None] = OrderedDict()
 
     async def record(self, regarding: Manifest, event: Event) -> None:
-        """Writes `event` about the object `regarding`, and a line of the log; repeats neither. Does
-        neither in a namespace that is being deleted."""
+        """Writes `event` about the object `regarding`, and a line of the log, each only once.
+        Writes neither in a namespace that is being deleted."""
         now = self._clock.now().astimezone(UTC)
         name = _name(regarding, event, now)
         if name in self._written:

@@ -36,9 +36,9 @@ class Report:
 
     status: Manifest
     events: tuple[Event, ...]
-    """Events about what was done, recorded in any case."""
+    """Events about writes and refusals, recorded in any case."""
     status_events: tuple[Event, ...]
-    """About the change of status: recorded only when the status was written."""
+    """Events about the change of status, recorded only when the status was written."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class _Refusal:
         return _Refusal(latest, generation, self.since, self.tries + 1)
 
     def has_lasted(self, now: float) -> bool:
-        """Whether a person should know."""
+        """Whether the refusals have lasted so long that a person should know."""
         lasts = self.tries >= LASTING_TRIES and now - self.since >= LASTING_SECONDS
         return self.refused.passing is None or lasts
 
@@ -80,7 +80,7 @@ class Executor:
         """Makes `children` what the plan of `live` contains.
 
         Raises:
-            RequestError: interrupted half-way by something temporary, or the namespace goes.
+            RequestError: interrupted by something temporary, or the namespace is being deleted.
         """
         outcome = self._judged(live, await self.applier.carry_out(plan, children))
         if outcome.interrupted is not None:
@@ -89,8 +89,8 @@ class Executor:
         return outcome
 
     def _judged(self, live: Manifest, outcome: Outcome) -> Outcome:
-        """The outcome without refusals that may still pass: these are only retried. If only such
-        refusals block what is needed, nothing is reported yet."""
+        """The outcome without refusals that may still pass, which are only retried. While only
+        these block what is needed, nothing is reported yet."""
         now = self.clock.monotonic()
         refusals = self._noted(live, outcome, now)
         lasting = tuple(refusal.refused for refusal in refusals if refusal.has_lasted(now))
@@ -114,7 +114,7 @@ class Executor:
             )
             for refusal in outcome.refused
         }
-        # What was not tried is as it was.
+        # Objects that were not tried keep their earlier refusals.
         kept = before | current if outcome.interrupted else current
         if kept:
             self._refusals[uid] = kept
@@ -123,8 +123,8 @@ class Executor:
         return list(current.values())
 
     async def report(self, live: Manifest, outcome: Outcome, report: Report) -> float | None:
-        """Writes the status of `live` and its events. Returns after how many seconds to reconcile
-        again, where others write the same fields or new counts wait.
+        """Writes the status of `live` and its events. Returns the seconds until the next reconcile,
+        where others write the same fields or new counts wait.
 
         Raises:
             RequestError: a child was refused; the status says so. To be tried again with a growing

@@ -51,7 +51,7 @@ def applied_manifest(live: Manifest) -> Manifest | None:
 
 
 def _whole_manifest(live: Manifest) -> Manifest:
-    """A live object as a manifest, whoever applied it."""
+    """A live object as a manifest, with the fields of all managers."""
     kept = ("name", "namespace", "labels", "annotations", "ownerReferences")
     metadata = {key: live["metadata"][key] for key in kept if key in live["metadata"]}
     head = {"apiVersion": live["apiVersion"], "kind": live["kind"]}
@@ -75,14 +75,14 @@ class LostField(NamedTuple):
     path: str
     """A text for a person: `spec.template.spec.containers[router].image`."""
     value: Any
-    """The owner's."""
+    """The value that the owner has applied."""
     managers: tuple[str, ...]
-    """The managers that own it now; empty where it was removed."""
+    """The managers that own the field now; empty where it was removed."""
 
 
 def lost_fields(desired: Manifest, live: Manifest, subresource: str = "") -> tuple[LostField, ...]:
     """The fields of `desired` that the operator does not own in `live`: others have written or
-    removed them since, or they are new. None of an object that it never applied."""
+    removed them since, or they are new. Empty for an object that the operator never applied."""
     owned = owned_fields(live, FIELD_MANAGER, subresource)
     if not owned:
         return ()
@@ -95,7 +95,7 @@ def lost_fields(desired: Manifest, live: Manifest, subresource: str = "") -> tup
         }
         if any(manager.startswith(FIELD_MANAGER) for manager in managers):
             continue  # another part of the operator has it now
-        if managers or value not in ({}, [], None):  # the server does not store what is empty
+        if managers or value not in ({}, [], None):  # the server does not store empty values
             lost.append(LostField(_path_text(steps), value, tuple(sorted(managers))))
     return tuple(lost)
 
@@ -103,7 +103,7 @@ def lost_fields(desired: Manifest, live: Manifest, subresource: str = "") -> tup
 def _unowned(
     desired: Any, owned: FieldSet, steps: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Keys of `FieldsV1` that lead to what is not in `owned`, with the desired value there."""
+    """Keys of `FieldsV1` that lead to values outside `owned`, each with the desired value."""
     if not owned:
         return  # owned as a whole
     below = {key: inner for key, inner in owned.items() if key != "."}
@@ -134,7 +134,7 @@ def _item_key(owned: FieldSet, item: Any) -> str:
 
 
 def _has(item: Mapping[str, Any], identity: Mapping[str, Any]) -> bool:
-    """Whether it is the item with these key fields; one that has a default may be left out."""
+    """Whether `item` has these key fields; key fields with a default may be left out."""
     return all(item.get(name, value) == value for name, value in identity.items())
 
 
@@ -169,8 +169,8 @@ def managers_of(live: Manifest, name: str) -> frozenset[str]:
 
 
 def _part(owned: FieldSet, live: Any, *, atomic_maps: bool) -> Any:
-    """The part of `live` that is in `owned`, in the order of `live`. A map that is owned without
-    its fields is atomic, and owned as a whole, or was applied empty."""
+    """The part of `live` that is in `owned`, in the order of `live`. If a map is owned without its
+    fields, it was applied empty or, with `atomic_maps`, is owned as a whole."""
     below = {key: inner for key, inner in owned.items() if key != "."}
     if not below:
         return {} if isinstance(live, Mapping) and not atomic_maps else live
@@ -193,6 +193,6 @@ def _items(owned: FieldSet, live: list[Any], atomic_maps: bool) -> Iterator[Any]
 
 
 def _named(key: str) -> tuple[bool, Any]:
-    """Whether a list item is identified by its key fields or by its value, and these."""
+    """Whether a list item is identified by its key fields, and the key fields or the value."""
     kind, _, text = key.partition(":")
     return kind == "k", json.loads(text)

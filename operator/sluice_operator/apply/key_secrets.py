@@ -1,9 +1,11 @@
 """Creates Secrets with a random key, and never reads one.
 
-A create request shows whether the Secret exists. It is tried once for every state in which pods may
-wait for it; where pods have started with it, or it was just made, only once others have been
-missing for a while. One that may have lost its owner is taken over by a patch that the API server
-carries out only where the operator's labels are and no owner is.
+The answer to a create request shows whether the Secret exists. The request is sent once for every
+state in which pods may wait for the Secret. If pods have started with the Secret, or it was just
+made, the request is sent only once other pods have been missing for a while.
+
+A Secret that may have lost its owner is patched: it gets its owner back. The API server carries out
+the patch only if the Secret has the operator's labels and no owner.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from sluice_operator.log import fields
 KEY_BYTES: Final = 32
 REMEMBERED: Final = 100_000
 MISSING_SECONDS: Final = 10.0
-"""Time for which pods are missing before a Secret that should exist is tried: the kubelet, too,
-asks for one again only after a while."""
+"""Seconds for which pods are missing before a create request is sent for a Secret that should
+exist: the kubelet, too, retries a missing Secret only after a while."""
 EXISTS: Final = "AlreadyExists"
 
 logger = logging.getLogger(__name__)
@@ -46,17 +48,17 @@ class CreatingClient(Protocol):
 
 
 class _Tried(NamedTuple):
-    """The last try since pods are missing."""
+    """The last create request since pods have been missing."""
 
     waiting: str
-    """Hash of what waited for the Secret at that try; empty: it was not tried yet."""
+    """Hash of what waited for the Secret at that request; empty: no request was sent yet."""
     at: float
-    """Monotonic time of that try in seconds; before any try, of the first look."""
+    """Monotonic seconds of that request; before any request, of the first look."""
     is_made: bool = False
 
 
 class KeySecrets:
-    """Creates missing Secrets. Remembers only what it has tried."""
+    """Creates missing Secrets. Remembers only its create requests."""
 
     def __init__(self, client: CreatingClient, clock: Clock, random_bytes: RandomBytes) -> None:
         self._client = client
@@ -65,8 +67,8 @@ class KeySecrets:
         self._tried: OrderedDict[tuple[str, ...], _Tried] = OrderedDict()
 
     async def create(self, secret: KeySecret) -> float | None:
-        """Creates it, if it is not there. Returns after how many seconds to ask again, where it
-        most likely is.
+        """Creates the Secret if it is missing. Returns the seconds after which to ask again, if it
+        most likely exists; None: no need to ask.
 
         Raises:
             RequestError: it could not be created, for another reason, or the API server does not
@@ -110,7 +112,8 @@ class KeySecrets:
         try:
             await self._client.patch_unread(SECRET, namespace, name, takeover_patch(manifest))
         except ApiError as error:
-            # One that has an owner, or another's labels, is as it should be. Pods do without this.
+            # The Secret has an owner, or labels of somebody else: both are as they should be. Pods
+            # start without the patch.
             if error.status != UNPROCESSABLE:
                 place = fields(namespace=namespace, name=name, error=error)
                 logger.warning("secret not taken over", extra=place)
@@ -119,7 +122,8 @@ class KeySecrets:
 
 
 def takeover_patch(manifest: Manifest) -> JsonPatch:
-    """Gives the object its owners if it has none, and the labels of `manifest`."""
+    """A JSON patch that gives an object the owners of `manifest`, if it has none and has its
+    labels."""
     metadata = manifest["metadata"]
     marks = {key: metadata["labels"][key] for key in (labels.MANAGED_BY, labels.SERVICE)}
     return [

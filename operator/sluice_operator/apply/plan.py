@@ -15,7 +15,7 @@ from sluice_operator.kube.kinds import Manifest, Reference
 from sluice_operator.validation.errors import Refusal
 
 REPLICAS_MANAGER: Final = f"{FIELD_MANAGER}-replicas"
-"""The field manager that holds the replicas of pools that their InferenceService does not set."""
+"""Field manager of a pool's replicas while its InferenceService does not set them."""
 
 
 class Identity(NamedTuple):
@@ -60,9 +60,10 @@ class KeySecret:
     manifest: Manifest
     """Secret's manifest without the key."""
     key: str
-    """Where in the Secret it stands."""
+    """Name of the key in the Secret's data."""
     waiting: str
-    """A hash of what may wait for the Secret: it is tried once for each. Empty: nothing does."""
+    """Hash of the state in which pods may wait for the Secret, which is requested once per
+    state. Empty: no pod waits."""
     is_used: bool = False
     """Whether pods have started with it: it exists, unless somebody has deleted it since."""
     is_lost: bool = False
@@ -83,7 +84,7 @@ class Plan:
     """Everything to write. Level-triggered: equal observations give equal plans."""
 
     secrets: tuple[KeySecret, ...] = ()
-    """Must exist before anything else is written."""
+    """Secrets that must exist before anything else is written."""
     decided: Manifest | None = None
     """Decisions about the object, for later plans; written before anything that follows from
     them."""
@@ -94,9 +95,9 @@ class Plan:
     let_go: tuple[Manifest, ...] = ()
     """Fields that `REPLICAS_MANAGER` keeps of each object, after `apply` has set the rest."""
     adopt: tuple[Adoption, ...] = ()
-    """Ours, without an owner, and not in `apply`."""
+    """Children of ours without an owner that are not in `apply`."""
     prune: tuple[Reference, ...] = ()
-    """Owned by us and no longer desired; to be deleted after everything was applied."""
+    """Children of ours that are no longer desired, to be deleted after everything was applied."""
     record: Manifest | None = None
     """Record of what was carried out, for later plans. Applied once everything that makes pods is
     as planned; the object works without it."""

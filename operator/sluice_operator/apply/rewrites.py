@@ -20,8 +20,8 @@ FIRST_PAUSE_SECONDS: Final = 1.0
 LONGEST_PAUSE_SECONDS: Final = 300.0
 QUIET_SECONDS: Final = 600.0
 """Seconds without a write after which earlier writes of a field are forgotten."""
-ROUNDS_TOLD: Final = 5
-"""Repairs of one field after which it is another controller that writes it, not a person."""
+LASTING_ROUNDS: Final = 5
+"""Repairs of one field after which its writer counts as another controller, not a person."""
 REMEMBERED_OBJECTS: Final = 10_000
 
 
@@ -62,17 +62,18 @@ class _Object:
 
 
 class Rewrites:
-    """Counts repairs by object and field. `subresource` tells an object's status from the rest."""
+    """Counts repairs by object and field. `subresource` keeps an object's status apart from the
+    rest."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._objects: OrderedDict[tuple[str, str], _Object] = OrderedDict()
 
     def hold_back(self, desired: Manifest, live: Manifest, subresource: str = "") -> None:
-        """Checks that a repair is due, or that `desired` is news itself.
+        """Returns if a repair is due, or if `desired` itself has changed.
 
         Raises:
-            RewrittenError: neither; says for how long.
+            RewrittenError: the repair has to wait; the error has the seconds.
         """
         known = self._objects.get(_key(live, subresource))
         if known is None or known.manifest != digest(desired):
@@ -84,7 +85,7 @@ class Rewrites:
             raise RewrittenError(f"{_text(live)}: repaired a moment ago", seconds)
 
     def note_applied(self, desired: Manifest, live: Manifest, subresource: str = "") -> None:
-        """Notes that `desired` was applied where `live` was."""
+        """Notes that `desired` was applied over `live`."""
         key = _key(live, subresource)
         lost = lost_fields(desired, live, subresource)
         known = self._objects.pop(key, None) or (_Object() if lost else None)
@@ -110,7 +111,8 @@ class Rewrites:
         return _Repair(value, rounds + 1, now, lost.managers)
 
     def lasting(self, live: Manifest) -> RewrittenError | None:
-        """Set: fields of an object are written again and again."""
+        """The error to report while others write fields of an object again and again; None: nobody
+        does."""
         repairs = self._lasting(live)
         if not repairs:
             return None
@@ -128,7 +130,7 @@ class Rewrites:
         return {
             path: repair
             for path, repair in repairs.items()
-            if repair.rounds >= ROUNDS_TOLD and now - repair.at < QUIET_SECONDS
+            if repair.rounds >= LASTING_ROUNDS and now - repair.at < QUIET_SECONDS
         }
 
 

@@ -23,8 +23,7 @@ _DEFAULTS: Final = {
     "apiVersion": "v1", "divisor": "0", "expirationSeconds": 3600, "protocol": "TCP",
 }  # fmt: skip
 """Defaults that the server adds inside atomic values: of fieldRef, resourceFieldRef,
-serviceAccountToken and NetworkPolicy ports. Dropping one of these from a manifest changes
-nothing."""
+serviceAccountToken and NetworkPolicy ports. Dropping a default from a manifest changes nothing."""
 _QUANTITY_PARENTS: Final = frozenset({"limits", "requests", "sizeLimit", "hard"})
 
 
@@ -49,7 +48,7 @@ def is_applied(desired: Manifest, live: Manifest, manager: str, subresource: str
 
 
 def changed_fields(desired: Manifest, live: Manifest, manager: str) -> tuple[str, ...]:
-    """The fields of `desired`, such as `spec.replicas`, whose values in `live` are others."""
+    """The fields of `desired` whose values differ in `live`, for example `spec.replicas`."""
     owned = owned_fields(live, manager) or {}
     return tuple(
         ".".join(path)
@@ -59,7 +58,8 @@ def changed_fields(desired: Manifest, live: Manifest, manager: str) -> tuple[str
 
 
 def _upper_fields(body: Manifest) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The fields of metadata, spec and other sections; other values are fields themselves."""
+    """Paths and values: the fields of metadata, spec and other sections, and values without a
+    section."""
     for section, value in body.items():
         if isinstance(value, dict):
             yield from (((section, name), below) for name, below in value.items())
@@ -71,7 +71,7 @@ def _same_field(path: tuple[str, ...], value: Any, owned: FieldSet, live: Any) -
     for name in path:
         owned = owned.get(f"f:{name}", {})
         live = live.get(name, _ABSENT) if isinstance(live, Mapping) else _ABSENT
-    # The server does not store what is empty.
+    # The server does not store empty values.
     return not value if live is _ABSENT else _same_tree(value, owned, live, quantity=False)
 
 
@@ -84,7 +84,8 @@ def body_of(desired: Manifest) -> Manifest:
 
 
 def _same_tree(desired: Any, owned: FieldSet, live: Any, *, quantity: bool) -> bool:
-    """`desired` and `live` stand at the same path; `owned` is our part of the tree below it."""
+    """Whether `desired` and `live`, both at one path, agree; `owned` is our part of the tree below
+    it."""
     children = {key: below for key, below in owned.items() if key != "."}
     if not children:
         return same_value(desired, live, quantity=quantity)
@@ -107,7 +108,7 @@ def _same_map(
             live[name],
             quantity=quantity or name in _QUANTITY_PARENTS,
         )
-        # The server does not store what is empty: we own it, and it is not there.
+        # The server does not store empty values: we own the field, and it is not there.
         if name in live
         else not value
         for name, value in desired.items()

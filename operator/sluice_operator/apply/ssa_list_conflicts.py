@@ -1,8 +1,8 @@
 """Lists to replace as a whole, where server-side apply cannot restore our values.
 
-Editing the key of one of our list items (the port of a Service) turns it into an item of the
-editor's. Apply keeps that item and adds ours, and the API server refuses every such request because
-both have the same name. Then the refused list is replaced. Pure.
+Pure. If somebody edits the key of one of our list items (the port of a Service), the item becomes
+the editor's. Apply keeps that item and adds ours. The API server refuses every such request because
+both items have one name. The refused list is then replaced.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from sluice_operator.kube.errors import Cause
 from sluice_operator.kube.kinds import Manifest
 
 REPAIR_MANAGER: Final = "sluice-operator-repair"
-"""Field manager of repairs, removed from managedFields at once: no apply could drop its fields."""
+"""Field manager of repairs. It is removed from managedFields at once, because no later apply could
+remove its fields."""
 
 CONFLICT_REASONS: Final = frozenset({"FieldValueDuplicate", "FieldValueForbidden"})
-"""Two items of one name; two sources in one volume."""
+"""Causes of a list conflict: two items of one name, or two sources in one volume."""
 OWNERS: Final = "metadata.ownerReferences"
-"""An object with two controllers is refused without one of `CONFLICT_REASONS`."""
+"""Path of the owner references: two controllers are refused without one of `CONFLICT_REASONS`."""
 
 JsonPatch = list[dict[str, Any]]
 

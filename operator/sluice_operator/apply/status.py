@@ -1,7 +1,7 @@
 """Writes an object's status, where it differs, and records events about it.
 
-Status and events are made elsewhere. A status that only counts engines anew, as one does with each
-pod that starts, is written once a second at most.
+Status and events are made elsewhere. A status in which only counts differ, as after each start of a
+pod, is written at most once a second.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class WritePace:
         """Time of the last write of each status, by the object's uid; the oldest first."""
 
     def wait_seconds(self, live: Manifest, status: Manifest) -> float:
-        """How long `status` has to wait, in place of `live`'s; 0: not at all."""
+        """Seconds for which `status` has to wait before it replaces `live`'s; 0: it need not
+        wait."""
         written, before = self._written.get(live["metadata"]["uid"]), live.get("status") or {}
         if written is None or status == before or without_counts(status) != without_counts(before):
             return 0.0
@@ -72,10 +73,10 @@ class Reporter:
         *,
         counts_may_wait: bool = False,
     ) -> float | None:
-        """Writes `status` if it differs from `live`'s; returns after how many seconds to try again,
-        where others write the same fields, or new counts have to wait. `events` are recorded even
-        when that fails: what was done is not noticed a second time. `status_events` only when it
-        was written."""
+        """Writes `status` if it differs from `live`'s. Returns the seconds until another try, where
+        others write the same fields or new counts have to wait. `events` are recorded even if the
+        write fails, because their causes are not seen again; `status_events` only if it
+        succeeds."""
         self.gauges.record(live, status)
         if counts_may_wait and (wait_seconds := self.pace.wait_seconds(live, status)):
             await self.record(live, events)

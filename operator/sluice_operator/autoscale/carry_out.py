@@ -26,7 +26,7 @@ from sluice_operator.scaled import DELETION_COST, VICTIM, PoolPods, ScaledServic
 
 @dataclass(frozen=True)
 class PoolScaler:
-    """Writes through one client."""
+    """Carries out decisions by writes through one client."""
 
     client: ApiClient
     victims: Victims
@@ -35,8 +35,8 @@ class PoolScaler:
     async def __call__(
         self, scaled: ScaledService, pods: Mapping[Role, PoolPods], decision: Decision
     ) -> Outcome:
-        """Makes the decided changes, one after the other. `pods`: of each pool. While engines move,
-        nothing else is changed: it takes seconds."""
+        """Makes the decided changes, one after the other. `pods`: those of each pool. While engines
+        move, which takes seconds, nothing else is changed."""
         for role, pool in scaled.pools.items():
             if pool.move is not None:
                 return await self.mover.go_on(scaled, role, decision)
@@ -69,8 +69,8 @@ class Victims:
         self._marked: dict[str, frozenset[str]] = {}
 
     async def mark(self, namespace: str, pool: str, pods: PoolPods, names: Iterable[str]) -> None:
-        """Marks those of `pods` that are in `names`, and no others of the pool with this uid. Names
-        come from routers; names that are not pods of the pool are ignored."""
+        """Marks the pods of `names`, and unmarks other `pods`; `pool` is the uid of their
+        EnginePool. Names come from routers; names that are not pods of the pool are ignored."""
         victims = pods.names & frozenset(names)
         before = pods.victims | self._marked.pop(pool, frozenset())
         for name in sorted(before - victims):
@@ -88,5 +88,5 @@ class Victims:
         }
         try:
             await self._client.apply(POD, manifest, manager=VICTIMS_MANAGER)
-        except RequestError as error:  # one that has gone cannot be made of a hint
+        except RequestError as error:  # the pod may be gone: its mark creates no pod
             logger.debug("deletion cost not written", extra=fields(pod=name, error=error))

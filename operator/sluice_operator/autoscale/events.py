@@ -1,7 +1,7 @@
 """Results of a decision as users see them: the condition, `status.scaling`, and an event for each
 change.
 
-Pure. It also decides when a status is worth another write: numbers in messages are not, as they
+Pure. Decides also when a status is worth another write. Numbers in messages are not, because they
 differ at each tick.
 """
 
@@ -25,7 +25,7 @@ SCALED: Final = "Scaled"
 FAILED: Final = "ScaleFailed"
 CONTESTED: Final = "ScaledByAnother"
 UNSEEN: Final = "Metrics"
-"""How reasons begin where load reports are missing, old or impossible."""
+"""Beginning of reasons for missing, old or impossible load reports."""
 AGAIN_SECONDS: Final = 30.0
 SHARE_SECONDS: Final = 60.0
 """Least time between two writes that report only a new share of answers in time."""
@@ -34,7 +34,7 @@ SHARE_PERCENT: Final = 1.0
 
 
 class Written(NamedTuple):
-    """One pool that was asked for another number of engines."""
+    """A pool that was asked for another number of engines."""
 
     role: Role
     replicas: int
@@ -90,16 +90,18 @@ def scaling_of(tick: Tick, outcome: Outcome, now: datetime, answered: Answered) 
 
 
 def is_news(
-    before: Scaling | None, after: Scaling, decision: Decision, since_told_seconds: float
+    before: Scaling | None, after: Scaling, decision: Decision, since_report_seconds: float
 ) -> bool:
-    """Whether the status is worth a write. A mere change of reason, or of the share of answers in
-    time, without a change of replicas is not written each time."""
+    """Whether the status is worth a write. If replicas do not change, a new reason or share of
+    answers in time is written only after some seconds."""
     if before is None or before.check.status != after.check.status:
         return True
     if after.check.status == "True":
         other = before.check.reason != after.check.reason
-        shifted = since_told_seconds >= SHARE_SECONDS and _share_shifted(before, after)
-        return bool(decision.changes) or (other and since_told_seconds >= AGAIN_SECONDS) or shifted
+        shifted = since_report_seconds >= SHARE_SECONDS and _share_shifted(before, after)
+        return (
+            bool(decision.changes) or (other and since_report_seconds >= AGAIN_SECONDS) or shifted
+        )
     return before.check.reason != after.check.reason
 
 
@@ -112,7 +114,8 @@ def _share_shifted(before: Scaling, after: Scaling) -> bool:
 
 
 def scale_events(decision: Decision, outcome: Outcome) -> tuple[Event, ...]:
-    """An event for each pool that was asked for another number of engines; or those of a move."""
+    """An event for each pool that was asked for another number of engines; during a move, the
+    events of the move."""
     if outcome.events is not None:
         return outcome.events
     return tuple(_event(decision, written) for written in outcome.written)

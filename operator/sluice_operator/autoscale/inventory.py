@@ -21,7 +21,7 @@ from sluice_operator.informer.keys import Key
 from sluice_operator.scaled import MoveInProgress, PoolPods, ScaledPool, ScaledService
 
 AGAIN_SECONDS: Final = 300.0
-"""Two writes from outside within this time are a contest."""
+"""Seconds within which two writes from outside count as another scaler."""
 CLAIM_SECONDS: Final = 10.0
 """Age up to which a pod without a ResourceClaim counts as new: Kubernetes makes one within a
 second."""
@@ -43,8 +43,8 @@ class OtherScalers:
     """Detects another scaler of a pool, so that two do not write against each other.
 
     One write from outside is replaced: a person tried something. A second write soon after is a
-    HorizontalPodAutoscaler or a script. The pool is left to it until it has been silent for long.
-    Writes are counted by the uid of the EnginePool.
+    HorizontalPodAutoscaler or a script. The operator then leaves the pool alone until the other
+    scaler has been silent for long. Writes are counted by the uid of the EnginePool.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class OtherScalers:
 
     def note(self, uid: str, writes: frozenset[Write], now: float) -> None:
         """Notes field managers other than the operator that own replicas of a pool, and since when.
-        The first managers seen belong to whoever scaled the pool before."""
+        Those of the first call do not count as rivals: they scaled the pool before."""
         outside = self._seen.setdefault(uid, _Outside(writes))
         if writes - outside.writes:
             outside.times = [*outside.times[-1:], now]
@@ -170,7 +170,8 @@ def _newer(pool: ScaledPool, before: ScaledService | None, role: Role) -> Scaled
 def _sample(
     role: Role, pools: Mapping[Role, ScaledPool], pods: PoolPods, now: datetime
 ) -> PoolSample:
-    """Engines that are to leave for the other pool count there already."""
+    """The sample of a pool. Engines that are to move to the other pool count in that pool
+    already."""
     new = sum((now - made).total_seconds() < CLAIM_SECONDS for made in pods.claimless)
     moves = (pool.move for pool in pools.values() if pool.move and pool.move.source is role)
     moving = sum(move.engines for move in moves if pools[role].replicas == move.source_before)

@@ -129,7 +129,8 @@ class Journals:
                 logger.warning("journal not written", extra=_place(pending.live, error))
 
     async def _add(self, key: Key, live: Manifest, lines: list[str]) -> None:
-        """Not to a ConfigMap that has the name and is not the service's: the lines are dropped."""
+        """Adds lines to the service's ConfigMap; drops them if a ConfigMap of that name is not the
+        service's."""
         there = await self._read(live)
         if there is not None and not _is_of(live, there):
             if key not in self._foreign:
@@ -139,7 +140,7 @@ class Journals:
             return
         self._foreign.discard(key)
         before = journal_lines(there) if there else []
-        # Those of a write that was cancelled may be there already.
+        # Lines of a cancelled write may be there already.
         whole = Journal(dict.fromkeys((*before, *lines)))
         manifest = journal_manifest(live, whole.text())
         await self._client.apply(CONFIG_MAP, manifest, manager=JOURNAL_MANAGER)
@@ -156,8 +157,8 @@ def journal_name(service: str) -> str:
 
 
 def journal_manifest(live: Manifest, text: str) -> Manifest:
-    """The ConfigMap with the journal of the service `live`, which owns it. It is not a planned
-    child: children are planned and watched."""
+    """The ConfigMap with the journal of the service `live`, which owns it. It is not one of the
+    planned children, which are watched."""
     metadata = live["metadata"]
     owner = {"apiVersion": live["apiVersion"], "kind": live["kind"]}
     owner |= {"name": metadata["name"], "uid": metadata["uid"]}
@@ -184,7 +185,7 @@ def _is_of(live: Manifest, config_map: Manifest) -> bool:
 
 
 def journal_lines(config_map: Manifest) -> list[str]:
-    """The lines in such a ConfigMap; none where somebody has made something else of it."""
+    """The journal's lines in a ConfigMap; none where somebody has broken the content."""
     packed = (config_map.get("binaryData") or {}).get(JOURNAL_KEY, "")
     try:
         unpacking = zlib.decompressobj(wbits=31)

@@ -51,7 +51,7 @@ class Autoscaler:
             raise errors.exceptions[0] from None
 
     def service_seen(self, key: Key, scaled: ScaledService | None) -> None:
-        """See `Autoscaling`."""
+        """Notes the service, and begins or ends its loop; see `Autoscaling`."""
         before = self._tick.inventory.service(key)
         self._tick.inventory.service_seen(key, scaled)
         if before and scaled and key in self._tick.memories and _differ(before, scaled):
@@ -62,17 +62,17 @@ class Autoscaler:
             self._begin(key)
 
     def pool_seen(self, key: Key, role: Role, pods: PoolPods) -> None:
-        """See `Autoscaling`."""
+        """Notes the pods of a pool; see `Autoscaling`."""
         self._tick.inventory.pool_seen(key, role, pods)
 
     def forget(self, key: Key) -> None:
-        """See `Autoscaling`."""
+        """Ends the service's loop and forgets it; see `Autoscaling`."""
         self._end(key)
         self._tick.inventory.forget(key)
         self._gone(key)
 
     def last_scaling(self, key: Key) -> Scaling | None:
-        """See `Autoscaling`."""
+        """The last decision about the service; see `Autoscaling`."""
         memory = self._tick.memories.get(key)
         return memory.scaling if memory else None
 
@@ -117,7 +117,7 @@ def _differ(before: ScaledService, now: ScaledService) -> bool:
 
 
 def _offset_seconds(key: Key) -> float:
-    """When a service is first looked at: not all at once."""
+    """Delay of a service's first tick, which spreads services over the tick's period."""
     return TICK_SECONDS * (zlib.crc32(str(key).encode()) % 1024) / 1024
 
 

@@ -1,16 +1,18 @@
 """Moves engines between the two pools of a service, one step after the other.
 
-In this order no engine that serves is ended, as a ReplicaSet removes pods that are not ready first:
+The order of the steps ends no serving engine, because a ReplicaSet removes pods that are not ready
+first:
 
-1. The target pool is asked for more engines, and gets the annotation that is the move.
-2. Once its new pods are there and not ready, engines of the source pool get their labels. Their
-   ReplicaSet lets go of them and the other one takes them, and removes the new pods.
-3. Once they have the other controller, the source pool is asked for fewer engines. Its ReplicaSet
-   removes the pods that it has begun in their place.
+1. The target pool is asked for more engines. Its annotation records the move.
+2. Once the target's new pods exist and are not ready, engines of the source pool get the target's
+   labels. The source's ReplicaSet releases these engines. The target's ReplicaSet adopts them, and
+   removes as many of its new pods.
+3. Once they are adopted, the source pool is asked for fewer engines. Its ReplicaSet removes the
+   pods that it has begun to replace them.
 
-Nothing is remembered: each step follows from what the API server shows, which is read before it, so
-no step is done twice. A move that gets stuck ends, and leaves numbers of engines that the next
-decisions correct.
+Nothing is remembered: each step follows from what the API server shows just before it, so no step
+is done twice. A move that gets stuck ends, and leaves numbers of engines that the next decisions
+correct.
 """
 
 from __future__ import annotations
@@ -54,8 +56,8 @@ LOOK_SECONDS: Final = 0.25
 """Wait between two observations. Kubernetes passes a pod to another ReplicaSet, so for a moment one
 pod too many exists."""
 STALE: Final = frozenset({404, 409, 422})
-"""Statuses that a write gets whose pod or pool has changed since it was read; the next tick
-observes again."""
+"""HTTP statuses of a write whose pod or pool has changed since it was read; the next tick observes
+again."""
 MAX_SECONDS: Final = 60.0
 """Longest duration of a move; one that is not complete by then ends."""
 TEMPLATE_HASH: Final = "pod-template-hash"
@@ -80,14 +82,14 @@ class Shrink(NamedTuple):
 
 
 class End(NamedTuple):
-    """The annotation goes."""
+    """Step: the annotation of the move is removed."""
 
     why: str
-    """Empty: the engines have moved."""
+    """Why the move ended early; empty: the engines have moved."""
 
 
 Step = Relabel | Shrink | End | None
-"""None: it is Kubernetes' turn."""
+"""One step of a move; None: Kubernetes has to act first."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class MoveObserved:
     preferred: Sequence[str]
     """Names of engines that had best move, the best first."""
     is_late: bool
-    """Whether nothing more is waited for."""
+    """Whether the move has lasted `MAX_SECONDS`, so it ends without waiting."""
 
     def replicas(self, role: Role) -> int:
         """Replicas in the spec of the pool of `role`."""
@@ -121,7 +123,7 @@ class MoveObserved:
         ]
 
     def movable(self) -> list[Manifest]:
-        """Ready engines of the source pool, those that had best move first."""
+        """Ready engines of the source pool, the preferred ones first."""
         places = {name: place for place, name in enumerate(self.preferred)}
 
         def rank(pod: Manifest) -> tuple[int, str]:
@@ -136,8 +138,8 @@ class MoveObserved:
         return [pod for pod in pods if not is_ready(pod) and not note_of(pod, MOVED)]
 
     def is_adopted(self, pod: Manifest) -> bool:
-        """Whether the target pool's ReplicaSet controls the pod. It is named after its Deployment
-        and the hash of the template."""
+        """Whether the target pool's ReplicaSet controls the pod. A ReplicaSet is named after its
+        Deployment and the hash of its template."""
         template_hash = pod["metadata"]["labels"].get(TEMPLATE_HASH, "")
         pool = self.pools[self.target]["metadata"]["name"]
         owners = pod["metadata"].get("ownerReferences") or ()
@@ -193,12 +195,13 @@ def _pool_labels(pod: Manifest) -> dict[str, str]:
 
 @dataclass
 class Mover:
-    """Writes through one client."""
+    """Moves engines by writes through one client."""
 
     client: ApiClient
     clock: Clock
     forbidden: set[str] = field(default_factory=set)
-    """Namespaces in which pods may not be patched: said once, and no move begins there."""
+    """Namespaces in which the operator may not patch pods. Each is logged once, and no move begins
+    there."""
 
     def may_begin(self, scaled: ScaledService, decision: Decision) -> bool:
         """Whether the decision has a move, and nothing is known to forbid it."""
@@ -221,7 +224,7 @@ class Mover:
         return Outcome((written,))
 
     async def go_on(self, scaled: ScaledService, target: Role, decision: Decision) -> Outcome:
-        """The next steps, as far as they go at once."""
+        """Takes the next steps of a move, as many as one tick allows."""
         outcome, waits = Outcome(events=()), False
         try:
             for _ in range(LOOKS):
@@ -250,7 +253,7 @@ class Mover:
     async def _observe(
         self, scaled: ScaledService, target: Role, decision: Decision
     ) -> MoveObserved | None:
-        """None: there is no move to `target` any more."""
+        """The move to `target` and its pools and pods; None: there is no such move any more."""
         namespace, pools = scaled.namespace, scaled.pools
         target_pool = await self.client.get(ENGINE_POOL, namespace, pools[target].name)
         move = move_to(target_pool) if target_pool is not None else None
@@ -304,7 +307,8 @@ class Mover:
 def _relabelled(
     pod: Manifest, pool_labels: dict[str, str], move: MoveInProgress
 ) -> list[dict[str, Any]]:
-    """A JSON patch of the pod as it was read, and of no later one."""
+    """A JSON patch that gives a pod its new labels; it fails if the pod has changed since it was
+    read."""
     metadata = pod["metadata"]
     annotations = {
         key: value
@@ -325,7 +329,8 @@ async def write_replicas(
     replicas: int,
     move: MoveInProgress | None = None,
 ) -> Written:
-    """Asks a pool for `replicas` engines. Its EnginePool has the annotation of `move`, or none."""
+    """Asks a pool for `replicas` engines. The EnginePool gets the annotation of `move`, or loses
+    it."""
     pool = scaled.pools[role]
     # With its uid: a pool that has gone in the meantime is not created again.
     metadata = {"name": pool.name, "namespace": scaled.namespace, "uid": pool.uid}

@@ -36,7 +36,7 @@ class LoadQuery(Protocol):
     """Reads the load of services."""
 
     async def __call__(self, routers: Iterable[str]) -> tuple[ServiceLoad, ...]:
-        """Loads as the routers report them; those that do not answer are missing."""
+        """Load reports of the routers, without routers that do not answer."""
         ...
 
     async def quiet(self, routers: Iterable[str], seconds: float) -> None:
@@ -53,12 +53,13 @@ class RouterQuery:
         self._port = port
 
     async def __call__(self, routers: Iterable[str]) -> tuple[ServiceLoad, ...]:
-        """See `LoadQuery`."""
+        """Load reports of the routers that answer; see `LoadQuery`."""
         loads = await asyncio.gather(*(self._ask(address) for address in routers))
         return tuple(load for load in loads if load is not None)
 
     async def quiet(self, routers: Iterable[str], seconds: float) -> None:
-        """See `LoadQuery`. A router that does not answer serves nothing, and is asked again."""
+        """Waits until a router serves a request; see `LoadQuery`. A router that does not answer
+        serves nothing, and is asked again."""
         waits = [asyncio.create_task(self._quiet(address, seconds)) for address in routers]
         if not waits:
             await asyncio.sleep(seconds)

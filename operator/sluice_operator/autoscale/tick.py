@@ -1,6 +1,6 @@
-"""One look at one service: query its load → decide → carry out → tell.
+"""One tick of one service: query its load → decide → carry out → report.
 
-What was seen and decided lately is kept in memory, by service.
+Recent samples and decisions are kept in memory, by service.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from sluice_operator.scaled import PoolPods, ScaledService, Scaling
 
 TICK_SECONDS: Final = 2.0
 QUIET_SECONDS: Final = 120.0
-"""How long a service without requests is not looked at; the first request ends it."""
+"""Seconds for which a service without requests is not looked at; the first request ends them."""
 
 
 class TickJournals(Protocol):
-    """Keeps what was seen and decided."""
+    """Keeps samples and decisions of ticks."""
 
     def add(self, key: Key, live: Manifest, settings: Settings, tick: Tick) -> None: ...
 
@@ -54,7 +54,7 @@ class TickMemory:
     history: History = field(default_factory=History)
     scaling: Scaling | None = None
     """Last reported scaling."""
-    told_at_seconds: float = 0.0
+    reported_at_seconds: float = 0.0
     is_quiet: bool = False
     """Whether there was nothing to do and no pool can shrink."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -115,8 +115,8 @@ class ScalingTick:
     def _report(self, key: Key, before: TickMemory, tick: Tick, outcome: Outcome) -> None:
         after = scaling_of(tick, outcome, self.clock.now(), answered_lately(before.history))
         now = self.clock.monotonic()
-        if is_news(before.scaling, after, tick.decision, now - before.told_at_seconds):
-            before.scaling, before.told_at_seconds = after, now
+        if is_news(before.scaling, after, tick.decision, now - before.reported_at_seconds):
+            before.scaling, before.reported_at_seconds = after, now
             self.changed(key)
 
     async def _slept(self, scaled: ScaledService, wake: asyncio.Event) -> bool:
@@ -134,7 +134,8 @@ class ScalingTick:
         return changed
 
     async def _remembered(self, key: Key, scaled: ScaledService) -> TickMemory:
-        """Earlier ticks of the service, also of an earlier operator process."""
+        """The memory of a service, with earlier ticks, also those of an earlier operator
+        process."""
         if key not in self.memories:
             ticks = await self.journals.last_ticks(scaled.live)
             now = self.clock.now().timestamp()

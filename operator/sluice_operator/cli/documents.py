@@ -31,7 +31,7 @@ class UnusableFileError(ValueError):
 
 @dataclass(frozen=True)
 class Document:
-    """One document of a file; without a value, the file as a whole."""
+    """One document of a file. Without a value, it stands for the file as a whole."""
 
     file: str
     number: int | None = None
@@ -64,7 +64,7 @@ def read_documents(file: str) -> list[Document]:
     entries = [
         (number, value) for number, value in enumerate(_read(file), start=1) if value is not None
     ]
-    # A document without a kind is checked too, so that its author learns what is missing.
+    # A document without a kind is checked too, so that its author sees all errors.
     services = [entry for entry in entries if _is_service(entry[1])]
     if not services:
         kinds = sorted({str(value.get("kind")) for _, value in entries}) or ["nothing"]

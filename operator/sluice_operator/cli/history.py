@@ -29,7 +29,8 @@ TEXT, JSON, JOURNAL = "text", "json", "journal"
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The command. 0: done; 1: there is no such journal; 2: no cluster, or not a journal."""
+    """The command. 0: done; 1: the service has no journal; 2: no cluster, or the ConfigMap is no
+    journal."""
     options = _parser().parse_args(arguments)
     try:
         namespace, lines = asyncio.run(_fetched(options.namespace, options.name))
@@ -52,7 +53,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def as_text(line: JournalLine) -> str:
-    """When, how many engines each pool has and gets, why."""
+    """A line for people: time, present and new engines of each pool, and the reason."""
     pools = ", ".join(
         f"{role} {pool.current}" + (f" → {pool.desired}" if pool.desired != pool.current else "")
         for role, pool in line.decision.pools.items()
@@ -62,7 +63,7 @@ def as_text(line: JournalLine) -> str:
 
 
 def as_json(line: JournalLine) -> str:
-    """The decision alone, without what was seen."""
+    """The decision of a line as JSON, without its sample."""
     pools = {
         role: {"current": pool.current, "desired": pool.desired, "reason": pool.reason}
         for role, pool in line.decision.pools.items()

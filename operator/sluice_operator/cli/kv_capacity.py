@@ -1,8 +1,8 @@
 """KV capacity in a preview, pool by pool: how many tokens one engine has room for.
 
-Pure. The arithmetic is that of the engine with two omissions: on GPUs what the engine measures
-after loading the weights, on CPUs what it leaves free of a container's memory. For models that are
-not from a hub, the operator has only the spec.
+Pure. The arithmetic is the engine's, with two omissions. On GPUs, engines also measure memory after
+loading the weights; on CPUs, they leave a part of a container's memory free. The operator knows the
+config.json only of models from a hub or bucket; of other models it has only the spec.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class KvCapacity:
 
     tokens: int | None = None
     how: Literal["exactly", "about", "at most"] = "about"
-    """How `tokens` is meant."""
+    """Precision of `tokens`."""
     token_bytes: int | None = None
     """Bytes of one token's keys and values, over all layers and GPUs."""
     missing: str | None = None
@@ -55,8 +55,9 @@ def kv_capacity_of(
     settings: Mapping[str, Value],
     memory_limit_bytes: int | None = None,
 ) -> KvCapacity:
-    """The capacity under resolved `settings`, by field name; never more than these can use.
-    `model`: if it was resolved; `memory_limit_bytes`: of an engine's container."""
+    """The capacity under resolved `settings`, by field name; at most the tokens that running
+    requests can use. `model`: None if it is not resolved; `memory_limit_bytes`: limit of an
+    engine's container."""
     capacity = KvCapacity(missing="the model is not resolved yet")
     if model is not None:
         capacity = _computed(model, accelerator, settings, memory_limit_bytes)
@@ -107,7 +108,8 @@ def _computed(
 
 
 def _useful(model: ModelStatus, settings: Mapping[str, Value], tokens: int) -> int | None:
-    """Tokens of as many full contexts as run at once where `tokens` fit."""
+    """Most tokens that running requests can use: full contexts of as many requests as run at once
+    in a pool of `tokens`. None: the context length is unknown."""
     context = settings.get("context_length") or model.context_tokens
     requests = settings.get("max_running_requests")
     if requests is None:
@@ -116,7 +118,8 @@ def _useful(model: ModelStatus, settings: Mapping[str, Value], tokens: int) -> i
 
 
 def engine_kv_capacity(model: ModelStatus | None, pool: PlannedPool) -> KvCapacity:
-    """The KV capacity of one engine of the pool; `model`: as it was resolved, if it was."""
+    """The KV capacity of one engine of the pool. `model`: the resolved model; None: not
+    resolved."""
     resources = pool.manifest["spec"].get("resources") or {}
     limit = amount((resources.get("limits") or {}).get("memory"))
     settings = resolved_values(pool.settings)
@@ -127,7 +130,7 @@ def engine_kv_capacity(model: ModelStatus | None, pool: PlannedPool) -> KvCapaci
 def capacity_lines(
     spec: InferenceServiceSpec, model: ModelStatus | None, pool: PlannedPool
 ) -> Iterator[str]:
-    """An indented line; none if the capacity can never be known here."""
+    """The pool's KV capacity as an indented line; none if it can never be known here."""
     capacity = engine_kv_capacity(model, pool)
     if capacity.tokens is None and not is_fetched(spec.model):
         return
@@ -158,7 +161,7 @@ def running_lines(model: ModelStatus | None, pool: PlannedPool) -> Iterator[str]
 def capacity_json(
     spec: InferenceServiceSpec, model: ModelStatus | None, pool: PlannedPool
 ) -> Manifest | None:
-    """None if the capacity can never be known here."""
+    """The pool's KV capacity as JSON; None if it can never be known here."""
     capacity = engine_kv_capacity(model, pool)
     if capacity.tokens is None and not is_fetched(spec.model):
         return None

@@ -1,8 +1,8 @@
 """The plans for an InferenceService, without a cluster: what applying it would create.
 
 Pure. Where nodes are not given, accelerators are what the spec says. A cluster with the Gateway API
-and its Inference Extension is assumed, one with the Prometheus operator is not: where the extension
-is missing, or a Gateway does not know it, an HTTPRoute leads to the Service.
+and its Inference Extension is assumed, but without the Prometheus operator. In clusters without the
+extension, or with a Gateway that does not know it, HTTPRoutes lead to the Service instead.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Preview:
     plan: ServicePlan
     pool_plans: tuple[PoolPlan, ...]
     model: ModelStatus | None = None
-    """A hub's model, where the document's status says what it was resolved to."""
+    """A hub's model as the document's status has resolved it; None: not resolved."""
     adapters: tuple[Manifest, ...] = ()
     """Status that adapters of a hub would have."""
 
@@ -75,12 +75,12 @@ class Preview:
 
 
 def preview(document: Any, images: Images, nodes: tuple[Manifest, ...] | None = None) -> Preview:
-    """The plans of an InferenceService that is not in a cluster yet; `nodes`: those of the cluster,
-    where they are known.
+    """The plans of an InferenceService that is not in a cluster yet. `nodes`: the cluster's nodes,
+    if known.
 
     Raises:
-        InvalidSpecError: the document's types do not hold. Of one that breaks rules alone there is
-            a plan, which refuses it.
+        InvalidSpecError: the document's types are invalid. If only rules are broken, there is a
+            plan, which refuses it.
     """
     parsed = _read(document)
     metadata = {"namespace": "default", **parsed.metadata.to_json_dict()}
@@ -104,7 +104,7 @@ def preview(document: Any, images: Images, nodes: tuple[Manifest, ...] | None = 
     observed = ServiceObserved(service, images, nodes=nodes, optional_kinds=kinds)
     plan = plan_service(observed)
     if applied := tuple(of_kind(plan.apply, INFERENCE_POOL)):
-        # Its HTTPRoute leads to it once it is there.
+        # The HTTPRoute leads to the InferencePool once that is there.
         plan = plan_service(replace(observed, children=applied))
     pools = tuple(plan_pool(PoolObserved(pool.manifest, service)) for pool in plan.pools)
     return Preview(service, plan, pools, resolved, adapters)
@@ -205,7 +205,8 @@ def _memory_limit(plan: PoolPlan) -> int | str | None:
 
 
 def _is_assumed(spec: InferenceServiceSpec, role: Role) -> bool:
-    """Whether the image of a role is not the spec's, but a default, which clusters differ in."""
+    """Whether the image of a role is a default, which differs between clusters, and not the
+    spec's."""
     return spec.engine_of(role).image is None
 
 
@@ -380,7 +381,7 @@ def _promise(plan: ServicePlan) -> Iterator[str]:
 
 
 def _priorities(plan: ServicePlan) -> Iterator[str]:
-    """Where priorities of tenants change nothing."""
+    """Lines about priorities of tenants that have no effect."""
     check = priorities_check(plan)
     if check is not None and not check.is_true:
         yield ""

@@ -33,8 +33,9 @@ class DuplicateKeyError(ValueError):
     """A mapping that has a key twice; `str()` names key and lines."""
 
 
-def _add_kubectls(kind: type[yaml.SafeLoader | yaml.SafeDumper]) -> None:
-    """Plain scalars that are not text for kubectl: `1e3` and `0o7` are numbers, `y` is true."""
+def _add_kubectl_scalars(kind: type[yaml.SafeLoader | yaml.SafeDumper]) -> None:
+    """Adds the plain scalars that kubectl does not read as text: `1e3` and `0o7` are numbers, `y`
+    is true."""
     kind.add_implicit_resolver(f"{_TAG}int", _INTEGER, list("-+" + _DIGITS))
     kind.add_implicit_resolver(f"{_TAG}float", _NUMBER, list("-+." + _DIGITS))
     kind.add_implicit_resolver(f"{_TAG}bool", _LETTER, list("yYnN"))
@@ -50,12 +51,12 @@ class _PlainDumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    """Multi-line texts as blocks, so that a file in a ConfigMap is readable."""
+    """Writes multi-line texts as blocks, so that a file in a ConfigMap is readable."""
     style = "|" if "\n" in text else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-_add_kubectls(_PlainDumper)
+_add_kubectl_scalars(_PlainDumper)
 _PlainDumper.add_representer(str, _text)
 
 
@@ -97,7 +98,7 @@ def _size(node: yaml.Node, sizes: dict[int, float]) -> float:
     if isinstance(node, yaml.ScalarNode):
         return 1
     if id(node) not in sizes:
-        sizes[id(node)] = math.inf  # as long as it is not done
+        sizes[id(node)] = math.inf  # until the size is known
         inner = (
             chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value
         )
@@ -109,7 +110,7 @@ _UniqueKeys.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag not in _OTHERWISE]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_add_kubectls(_UniqueKeys)
+_add_kubectl_scalars(_UniqueKeys)
 
 
 def read_yaml_stream(text: str) -> Iterator[Any]:

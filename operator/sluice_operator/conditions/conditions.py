@@ -43,8 +43,8 @@ def _transition(before: Mapping[str, Any] | None, check: Check, now: datetime) -
 
 
 def answering(ready: int, desired: int, what: str, updated: Check) -> Check:
-    """Ready, for a group of `what`: one that answers is enough. `updated` says why none does. A
-    group of desired size zero is no fault."""
+    """The check of Ready for a group of `what`: one that answers is enough. `updated` says why none
+    does. A group of desired size zero is ready."""
     if ready:
         count = f"As many {what} answer as are asked for."
         if ready < desired:
@@ -56,8 +56,8 @@ def answering(ready: int, desired: int, what: str, updated: Check) -> Check:
 
 
 def reconciling(progressing: Check, is_done: bool) -> Check:
-    """kstatus's Reconciling: whether tools should wait for the spec. `is_done`: it was carried out
-    once. What is repaired after that, say the engine of a drained node, is not waited for."""
+    """kstatus's Reconciling: whether tools should wait for the spec. `is_done`: the spec was
+    carried out once. Later repairs, say of an engine on a drained node, are not waited for."""
     if progressing.is_true and is_done:
         text = f"The spec was carried out; since then: {progressing.message}"
         return Check("False", "Recovering", text)
@@ -65,8 +65,8 @@ def reconciling(progressing: Check, is_done: bool) -> Check:
 
 
 def settled(updated: Check, stalled: Check, paused: str, complete: str) -> Check | None:
-    """Progressing of what does not progress; None: it does. `paused`, `complete`: what is said of
-    something that is paused, or has come to its end; "" where it is not paused."""
+    """The check of Progressing if nothing progresses; None: something does. `paused`: message while
+    paused, else "". `complete`: message once everything is as it should be."""
     if stalled.is_true:
         return Check("False", stalled.reason, stalled.message)
     if paused:
@@ -123,7 +123,7 @@ def apply_failed(refused: Iterable[Refused]) -> Check | None:
 
 
 def reason_of(refused: Refused) -> str:
-    """The reason of a condition or event about it."""
+    """The reason of a condition or event about a refusal."""
     return reasons.REWRITTEN if refused.is_rewritten else reasons.APPLY_FAILED
 
 
@@ -137,8 +137,8 @@ def report_of(
     warnings_alone: bool = False,
 ) -> Report:
     """The report after `plan` was carried out. `before`: the last status. `notable`: reasons of
-    Updated that get an event although they are normal. `warnings_alone`: of an object whose owner
-    says that all is well."""
+    Updated that get an event although they are normal. `warnings_alone`: other events are dropped,
+    because the object's owner reports them."""
     written = [event for event in plan.events if outcome.unwritten.isdisjoint(event.written)]
     refusals = [
         Event("Warning", reason_of(refusal), str(refusal.error)) for refusal in outcome.refused

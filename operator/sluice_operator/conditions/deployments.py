@@ -48,8 +48,8 @@ class Progress:
     failing_since: str = ""
     """Time since which pods cannot be created, as Kubernetes writes it; empty while they can."""
     bound_seconds: int = 0
-    """The deadline. By the operator's clock it also counts for a Deployment that was complete once,
-    which Kubernetes gives none."""
+    """Seconds of the deadline. The operator also applies them, by its own clock, to a Deployment
+    that was complete once; Kubernetes does not."""
 
 
 def shortfall(
@@ -89,20 +89,20 @@ def given_up(reached: Progress, pods: Iterable[Manifest], now: datetime) -> bool
 
 
 def seconds_to_bound(reached: Progress, pods: Iterable[Manifest], now: datetime) -> float | None:
-    """When to look again because pods have waited for long, or are refused, which no event
-    tells."""
+    """Seconds until pods have waited too long, or were refused for too long, which no event
+    announces."""
     waits = seconds_to_next(pods, reached.bound_seconds, now)
     return sooner(waits, refused_again_seconds(reached, now))
 
 
 def refused_for_long(reached: Progress | None, pods: Iterable[Manifest], now: datetime) -> bool:
     """Whether the API server has refused pods of a Deployment for `REFUSED_SECONDS`, as by a quota.
-    Pods that drain, of whichever revision, may hold what the refused ones lack."""
+    Not while pods of any revision drain: these may hold what the refused pods need."""
     return _patience_seconds(reached, now) == 0.0 and not any(map(is_draining, pods))
 
 
 def refused_again_seconds(reached: Progress | None, now: datetime) -> float | None:
-    """The time until `refused_for_long`, which no event tells; None: it has passed, or no pod is
+    """Seconds until `refused_for_long`, which no event announces; None: it has passed, or no pod is
     refused."""
     return _patience_seconds(reached, now) or None
 
@@ -115,8 +115,8 @@ def _patience_seconds(reached: Progress | None, now: datetime) -> float | None:
 
 
 def _is_late(reached: Progress, pods: Iterable[Manifest]) -> bool:
-    """Whether the deadline counts. A Deployment does not see the progress of an engine that loads
-    its model, nor that of a queue that a pod waits in. Other pods that are not ready count."""
+    """Whether the deadline has passed and counts. It does not count if all unready pods load their
+    model, wait in a queue, or have just left one: a Deployment does not see that progress."""
     unready = [pod for pod in pods if not is_ready(pod) and not is_draining(pod)]
     since = reached.exceeded_since
     waits = bool(unready) and all(is_gated(pod) or makes_progress(pod, since) for pod in unready)
@@ -124,8 +124,9 @@ def _is_late(reached: Progress, pods: Iterable[Manifest]) -> bool:
 
 
 def makes_progress(pod: Manifest, exceeded_since: str) -> bool:
-    """Whether a pod makes progress that its Deployment does not see: its engine loads its model, or
-    it starts since its queue let it, when the deadline had passed (`exceeded_since`)."""
+    """Whether a pod makes progress that its Deployment does not see. Either its engine loads its
+    model, or the pod is starting and left its queue after the deadline passed
+    (`exceeded_since`)."""
     return is_loading(pod) or (exceeded_since != "" and has_left_queue_since(pod, exceeded_since))
 
 
@@ -159,7 +160,8 @@ def progress(desired: Manifest, live: Manifest | None) -> Progress:
 
 
 def has_stopped(live: Manifest, waiting: int) -> bool:
-    """Whether a Deployment's controller has said that it comes no further; `waiting` as below."""
+    """Whether a Deployment's controller has given up: its deadline has passed (see
+    `has_passed_deadline`), or its pods are refused."""
     failure = _condition(live.get("status") or {}, "ReplicaFailure")
     return has_passed_deadline(live, waiting) or failure.get("status") == "True"
 

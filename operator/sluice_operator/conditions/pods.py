@@ -33,7 +33,7 @@ DIED_REASONS: Final = frozenset({"EngineDied", "ApiProcessDied"})
 MODEL_REASONS: Final = frozenset({"ModelLoadFailed", "NotAModel"})
 UNSCHEDULABLE: Final = "Unschedulable"
 SCHEDULING_GATED: Final = "SchedulingGated"
-"""The scheduler does not look at the pod before somebody, such as Kueue, lets it."""
+"""Reason of a pod that the scheduler ignores until somebody, such as Kueue, removes its gates."""
 KUEUE_GATES: Final = "kueue.x-k8s.io/"
 """How the names of Kueue's gates begin."""
 ACCELERATOR_MISSING: Final = "AcceleratorMissing"
@@ -47,7 +47,7 @@ LASTING_REASONS: Final = MODEL_REASONS | {
 engine that cannot start; one whose step finds no memory ends that step's requests and continues."""
 REPEATS: Final = 3
 """Restarts of a container after which one more `OOMKilled` is no accident. The count only grows, so
-what is said of it does not alternate with kubelet's back-off."""
+the failure does not alternate with kubelet's back-off."""
 
 
 @dataclass(frozen=True)
@@ -100,13 +100,14 @@ def is_gated(pod: Manifest) -> bool:
 
 
 def is_queued(pod: Manifest) -> bool:
-    """Whether it is Kueue that does, in a queue that the pod names."""
+    """Whether Kueue keeps the pod from the scheduler, in a queue that the pod names."""
     gates = _gates(pod)
     return is_gated(pod) and bool(_queue(pod)) and any(g.startswith(KUEUE_GATES) for g in gates)
 
 
 def has_left_queue_since(pod: Manifest, time: str) -> bool:
-    """Whether the pod starts, and its queue let it at `time` (as Kubernetes writes it) or later."""
+    """Whether the pod is starting, and was scheduled from its queue at `time` or later. `time`: as
+    Kubernetes writes it."""
     scheduled = pod_condition(pod, "PodScheduled")
     placed = scheduled.get("status") == "True" and scheduled.get("lastTransitionTime", "") >= time
     is_starting = not is_ready(pod) and not is_draining(pod) and failure_of(pod) is None
@@ -119,8 +120,9 @@ def queue_of(pods: Iterable[Manifest]) -> str:
 
 
 def missing_claim(pods: Iterable[Manifest]) -> str:
-    """The first pod that the scheduler does not look at, as it has no ResourceClaim yet; empty
-    where none is. Kubernetes makes one within a second, or tells only in an event why not."""
+    """Text about the first pod that the scheduler ignores because its ResourceClaim is missing;
+    empty: there is none. Kubernetes makes a claim within a second, or reports the obstacle only in
+    an event."""
     for pod in sorted(pods, key=_name):
         made = (pod.get("status") or {}).get("resourceClaimStatuses") or ()
         names = {entry["name"] for entry in made if entry.get("resourceClaimName")}

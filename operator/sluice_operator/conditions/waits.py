@@ -1,8 +1,8 @@
 """How long pods have waited for something that may never come, on the operator's own clock.
 
-Pure. A Deployment that was complete once has no deadline any more, and its status does not tell of
-pods that never leave. What waits longer than its bound needs a person: the pods are named, and what
-helps.
+Pure. Kubernetes gives a Deployment that was complete once no deadline, and its status does not show
+pods that never leave. A pod that waits longer than its bound needs a person: messages name the pods
+and a remedy.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def not_leaving(pods: Iterable[Manifest], now: datetime) -> str:
 
 
 def seconds_to_next(pods: Iterable[Manifest], bound_seconds: int, now: datetime) -> float | None:
-    """When the next wait passes its bound, which no event tells; None where nothing waits."""
+    """Seconds until the next wait passes its bound, which no event announces; None where nothing
+    waits."""
     there = tuple(pods)
     ends = [end for _, end in _ends(there, bound_seconds)]
     ends += [end for pod in there if (end := _leaves_until(pod)) is not None]
@@ -91,7 +92,8 @@ def _ends(pods: Iterable[Manifest], bound_seconds: int) -> Iterator[tuple[Manife
 
 
 def _unready_since(pod: Manifest) -> str:
-    """When kubelet or scheduler last changed what they say of it, as Kubernetes writes it."""
+    """Time at which kubelet or scheduler last changed the pod's conditions, as Kubernetes writes
+    it."""
     conditions = (pod_condition(pod, kind) for kind in ("Ready", "PodScheduled"))
     times = (condition.get("lastTransitionTime") for condition in conditions)
     made = pod["metadata"].get("creationTimestamp")

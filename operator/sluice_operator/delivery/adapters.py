@@ -1,5 +1,5 @@
-"""How adapters of a hub get to the engines: each is resolved and downloaded by one Job, once. A
-draft model of a hub is, too.
+"""How adapters and a draft model of a hub get to the engines: one Job resolves and downloads each
+of them, once.
 
 Pure. Downloaded adapters are recorded in status, and only recorded ones are in the file that
 engines follow. If a version cannot be fetched, the former one stays; the model and other adapters
@@ -44,7 +44,7 @@ from sluice_operator.validation.errors import INVALID
 
 FETCHING_ADAPTERS: Final = "FetchingAdapters"
 MAX_AT_ONCE: Final = 4
-"""Jobs that run."""
+"""Most Jobs that run at a time."""
 MAX_NAMED: Final = 8
 
 
@@ -93,7 +93,8 @@ def plan_adapters(
     if claim is None or (not fetched and is_fetched(model)):
         return NO_ADAPTERS
     access = () if is_fetched(model) else tuple(hub_access(top, model, fetcher))
-    # Also on another cache's claim, but not on one that the operator has created again.
+    # Adapters on the claim of another cache count too, but not those on a claim that was created
+    # again.
     recorded = {
         name: adapter
         for name, adapter in fetched_adapters(observed.service).items()
@@ -120,8 +121,8 @@ def plan_adapters(
 
 
 def awaiting_draft(delivery: Delivery, adapters: AdapterDelivery) -> Delivery:
-    """`delivery` of a model that is there, while its draft model among the `adapters` is not.
-    Engines wait for it, unlike for adapters."""
+    """`delivery`, whose model is there, while its draft model among the `adapters` is missing.
+    Engines wait for a draft model, but not for adapters."""
     check = adapters.check or Check("False", FETCHING, "the draft model is downloaded.")
     if check.reason == FETCHING_ADAPTERS:
         check = replace(check, reason=FETCHING)

@@ -130,7 +130,7 @@ def plan_delivery(
 
 
 def pod_fetch(service: str, model: ModelSpec, fetcher: Fetcher) -> ModelFetch | None:
-    """Download by each engine itself, of a pinned model without a cache; None of other models."""
+    """Download by each engine itself, for a pinned model without a cache; None for other models."""
     if not is_fetched(model) or model.cache is not None:
         return None
     assert model.revision is not None
@@ -160,7 +160,8 @@ def _replace_claim(observed: DeliveryObserved, pin: ModelStatus, claim: str) -> 
 
 
 def hub_access(top: Owner, model: ModelSpec, fetcher: Fetcher) -> Iterator[Manifest]:
-    """Manifests that stay while anything of the service comes from a hub, in addition to Jobs."""
+    """Manifests that stay, in addition to Jobs, while the service has a model or adapters of a
+    hub."""
     yield fetch_account(top)
     ports = fetcher.hub.ports | fetcher.kept_ports
     yield fetch_policy(top, ports, fetcher.operator_namespace, identity_of(model))
@@ -180,7 +181,7 @@ def _resolve(
     outcome = outcome_in(observed.children, observed.pods, job, MODEL_RESOLVED, observed.refusals)
     if not isinstance(outcome, Done):
         text = f"{what} is being resolved to a commit."
-        return _undone(job, outcome, Check("False", RESOLVING, text))
+        return _unfinished(job, outcome, Check("False", RESOLVING, text))
     try:
         model_facts = ResolvedModel.model_validate_json(outcome.message, extra="ignore")
     except ValidationError:
@@ -201,7 +202,7 @@ def _download(
     outcome = outcome_in(observed.children, observed.pods, job, MODEL_FETCHED, observed.refusals)
     if not isinstance(outcome, Done):
         text = f"{_so_far(observed.progress) or _gb(pin.bytes)}: {what}."
-        return _undone(job, outcome, Check("False", FETCHING, text))
+        return _unfinished(job, outcome, Check("False", FETCHING, text))
     event = Event("Normal", "ModelFetched", f"{what}: complete and verified.")
     done = Check("False", FETCHING, f"{what}: complete and verified.")
     return Delivery((job,), done, status=pin, events=(event,))
@@ -231,16 +232,17 @@ def fetch_task(
 
 
 def identity_of(model: ModelSpec) -> str | None:
-    """The scheme of a bucket that Jobs may reach by their ServiceAccount's identity: of one without
-    a Secret, and of any of Azure, where the Secret may name the account alone."""
+    """The scheme of a bucket that Jobs may reach by their ServiceAccount's identity; None for
+    others. Buckets without a Secret have it. Azure's always have it, because a Secret may hold only
+    the account's name."""
     scheme = scheme_of(model.uri)
     by_account = scheme == "az" or model.token_secret_ref is None
     return scheme if scheme in BUCKETS and by_account else None
 
 
-def _undone(job: Manifest, outcome: Outcome, progress: Check) -> Delivery:
-    """A Job that should continue, or has failed. A Job with a lost outcome is deleted and created
-    again."""
+def _unfinished(job: Manifest, outcome: Outcome, progress: Check) -> Delivery:
+    """The delivery while its Job runs, or after it failed. A Job with a lost outcome is deleted and
+    created again."""
     if isinstance(outcome, Failed):
         return Delivery((job,), refusal=_refusal(outcome.reason, "", outcome.message))
     if isinstance(outcome, Lost):

@@ -14,7 +14,7 @@ from sluice_operator.validation.errors import INVALID, Refusal
 
 PLACE: Final = "spec.model.uri"
 FIRST_WITH_VOLUMES: Final = {"containerd": (2, 1), "cri-o": (1, 31)}
-"""Container runtimes that mount images into pods, since which release."""
+"""Container runtime → its first release that mounts images into pods."""
 
 
 def is_image(model: ModelSpec) -> bool:
@@ -23,7 +23,7 @@ def is_image(model: ModelSpec) -> bool:
 
 
 def has_digest(model: ModelSpec) -> bool:
-    """Whether the image of a model that is one is named by its content."""
+    """Whether the image that holds a model is named by digest."""
     return "@sha256:" in model.uri
 
 
@@ -37,7 +37,7 @@ def image_refusal(model: ModelSpec, copier: str) -> Refusal | None:
 
 
 def model_image(model: ModelSpec, copier: str, *, mounted: bool) -> ModelImage | None:
-    """Model image that each engine gets; None of a model that is no image."""
+    """The model image that each engine gets; None for a model that is not an image."""
     if not is_image(model):
         return None
     reference = model.uri.partition("://")[2]

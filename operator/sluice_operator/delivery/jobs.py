@@ -39,7 +39,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Running:
-    """A Job that is tried, or tried again."""
+    """A Job that runs, or will be tried again."""
 
     reason: str = ""
     """Cause of a delay; empty: nothing known."""
@@ -78,8 +78,8 @@ def outcome_in(
 
 
 def outcome_of(job: Manifest | None, pods: Iterable[Manifest], succeeds_with: str) -> Outcome:
-    """The outcome of the live `job`; `pods`: those that may be its own; `succeeds_with`: the reason
-    of its termination message."""
+    """The outcome of the live `job`. `pods`: pods that may be its own; `succeeds_with`: the reason
+    in its termination message."""
     if job is None:
         return Running()
     own = [pod for pod in pods if controller_uid(pod) == job["metadata"].get("uid")]

@@ -1,5 +1,4 @@
-"""A hub's model and adapters as status has them: whether the spec asks for them, and the spec with
-them. Pure."""
+"""A hub's model and adapters as the status records them, and the spec pinned to these. Pure."""
 
 from __future__ import annotations
 
@@ -53,7 +52,7 @@ def fetched_adapters(service: Manifest) -> dict[str, FetchedAdapter]:
 
 
 def uid_of_claim(children: Iterable[Manifest], claim: str) -> str | None:
-    """The uid of a claim among the service's children; None of one that is not the operator's."""
+    """The uid of a claim among the service's children; None if it is not the operator's."""
     claims = of_kind(tuple(children), PERSISTENT_VOLUME_CLAIM)
     all_metadata = (item["metadata"] for item in claims)
     return next((meta.get("uid") for meta in all_metadata if meta["name"] == claim), None)
@@ -109,7 +108,7 @@ def hub_draft(spec: InferenceServiceSpec) -> str | None:
 
 
 def with_draft(spec: InferenceServiceSpec) -> ModelSpec:
-    """The model, and among its adapters a hub's model that drafts: it is fetched as they are."""
+    """The model with a hub's draft model added to its adapters, because both are fetched alike."""
     uri = hub_draft(spec)
     if uri is None:
         return spec.model
@@ -120,7 +119,7 @@ def with_draft(spec: InferenceServiceSpec) -> ModelSpec:
 def _with_draft_at(
     spec: InferenceServiceSpec, downloads: Mapping[str, FetchedAdapter]
 ) -> InferenceServiceSpec:
-    """A hub's model that drafts at its downloaded folder, if it was downloaded."""
+    """`spec` with a hub's draft model at its downloaded folder, if it was downloaded."""
     fetched = downloads.get(hub_draft(spec) or "")
     if fetched is None:
         return spec
@@ -189,6 +188,6 @@ def assumed_commit(revision: str) -> str:
 
 
 def previewed(pin: ModelStatus, service: str, model: ModelSpec) -> Manifest:
-    """The status of a model that is where engines look for it: for previews."""
+    """The status of a model that has arrived where engines look for it, for previews."""
     there = {"claim": claim_of(service, model), "claim_uid": None}
     return pin.model_copy(update=there).to_json_dict()

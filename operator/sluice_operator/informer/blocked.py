@@ -17,7 +17,8 @@ from sluice_operator.log import fields
 
 Verb = Literal["list", "watch"]
 PATIENCE_SECONDS: Final = 30.0
-"""How long it may fail before it is reported: API servers refuse for a moment after their start."""
+"""Seconds for which an access may fail before it is reported: API servers refuse for a moment after
+their start."""
 
 logger = logging.getLogger(__name__)
 

@@ -22,15 +22,15 @@ from sluice_operator.kube.errors import (
 from sluice_operator.log import fields
 
 Reconcile = Callable[[Key], Awaitable[float | None]]
-"""Reconciles a key. May return after how many seconds to reconcile again, for changes that no
-event announces."""
+"""Reconciles a key. May return the seconds until another reconcile, for changes that no event
+announces."""
 
 FAILURE: Final = Backoff(first_seconds=0.25, cap_seconds=120)
 """Delay after a defect: long, but short enough that the alert SluiceReconcileErrors counts it."""
 REFUSED: Final = Backoff(first_seconds=0.25, cap_seconds=30)
-"""A person has to change something; we should notice soon after that."""
+"""Delay after a refusal: a person has to change something, which should be noticed soon."""
 TRANSIENT: Final = Backoff(first_seconds=0.25, cap_seconds=5)
-"""A write conflict, or an API server that is down: retry soon."""
+"""Delay after a write conflict, or while the API server is down."""
 
 logger = logging.getLogger(__name__)
 

@@ -43,17 +43,17 @@ def keys_of(
     metadata = item["metadata"]
     namespace, name = metadata["namespace"], metadata["name"]
     if kind == INFERENCE_SERVICE:
-        # A pool reads `paused` from its service, without being changed itself; so does one of a
-        # former mode.
+        # A pool is not changed itself when `paused` of its service is, which it reads. That holds
+        # for pools of a former mode, too.
         pools = (_pool(namespace, name, role) for role in labels.Role)
         return frozenset({Key(kind.kind, namespace, name), *pools})
     # By owner and by labels: if somebody edited one of the two, the other still leads here.
     concerned = _owner(metadata) | _by_labels(metadata)
     if kind != POD and controller(item) is None:
-        concerned |= _service_of(metadata)  # which takes it over
+        concerned |= _service_of(metadata)  # the service takes the object over
     if kind == ENGINE_POOL:
         return concerned | {Key(kind.kind, namespace, name), *_service_of(metadata)}
-    # A roll-out goes by what is available of a revision, which no status of a pool tells.
+    # A roll-out depends on the available pods of a revision, which no status of a pool reports.
     if kind == DEPLOYMENT and (before is None or _available(before) != _available(item)):
         return concerned | _service_of(metadata)
     return concerned
@@ -68,17 +68,18 @@ COUNTS: Final[Mapping[str, Set[str]]] = {
     "revisions": {"gated", "loading", "ready", "replicas"},
     "rollout": {"message"},
 }
-"""Numbers of engines, and text for people, by the field of our statuses that has them; "": the
-status itself. Autoscalers read its `replicas`, which are not among them."""
+"""Fields of our statuses that hold numbers of engines or texts for people, by the section that has
+them; "": the status itself. `replicas` of the status is no such field, because autoscalers read
+it."""
 UNREAD: Final = COUNTS[""] | {
     "accelerators", "adapters", "handover", "ledger", "pools", "replicas", "scaling"
 }  # fmt: skip
-"""Fields of our statuses that no later plan or status of the same object reads; `adapters` of pools
-alone."""
+"""Sections of our statuses that no later plan or status of the same object reads. The `adapters` of
+an InferenceService are the exception: they are read."""
 
 
 def without_counts(status: Mapping[str, Any]) -> dict[str, Any]:
-    """The status with no more of a count than whether it is 0, and no text."""
+    """The status without texts, and with each count reduced to whether it is 0."""
     return {
         key: bool(value) if key in COUNTS[""] else _without(COUNTS.get(key, ()), value)
         for key, value in status.items()

@@ -24,7 +24,8 @@ from sluice_operator.log import fields
 
 logger = logging.getLogger(__name__)
 LONGEST_FORBIDDEN_SECONDS: Final = 60.0
-"""Many installs never give the right."""
+"""Longest delay between two attempts to read nodes without the right, which many installs never
+give."""
 
 
 class NodeChange(NamedTuple):

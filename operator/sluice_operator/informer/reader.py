@@ -1,7 +1,7 @@
 """Reads for reconciles: from the store where it holds a kind, else from the API server.
 
-A reconcile that is about to do what cannot be undone reads the kinds in `DECISIVE` from the API
-server, whatever the store holds.
+Before a reconcile does something that cannot be undone, it reads the kinds in `DECISIVE` from the
+API server, even if the store holds them.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from sluice_operator.kube.kinds import (
 )
 
 DECISIVE: Final = (INFERENCE_SERVICE, ENGINE_POOL, DEPLOYMENT, POD)
-"""Plans delete or shrink by these kinds: who asks for how many engines, which exist, and what they
-use."""
+"""Kinds on which deleting and shrinking depend: who asks for how many engines, which engines exist,
+and what they use."""
 
 
 class Reader(Protocol):
     """Reads for observers. All raise `ApiError` or `UnavailableError`."""
 
     def certain(self) -> Reader:
-        """A reader that does not rely on what is remembered of the kinds in `DECISIVE`."""
+        """A reader that reads the kinds in `DECISIVE` from the API server, not from memory."""
         ...
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Manifest | None: ...
@@ -52,20 +52,20 @@ class Reader(Protocol):
 @dataclass(frozen=True)
 class StoreReader:
     """Reads kinds in `objects` from memory once they were listed. Other kinds, and those in
-    `always_fetched`, are read through `client`. What was read so goes to the store, so that the
-    next reconcile sees at least what this one saw."""
+    `always_fetched`, are read through `client`. Fetched objects go to the store, so the next
+    reconcile sees at least what this one has seen."""
 
     objects: Mapping[Kind, Objects]
     client: ApiClient
     always_fetched: frozenset[Kind] = frozenset()
 
     def certain(self) -> StoreReader:
-        """See `Reader.certain`."""
+        """A reader that fetches the kinds in `DECISIVE`; see `Reader.certain`."""
         return replace(self, always_fetched=frozenset(DECISIVE))
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Manifest | None:
-        """Like `ApiClient.get`. Children are watched by a label that may be lost, so one that the
-        store lacks may still exist: it is always asked for."""
+        """The object, as from `ApiClient.get`. Children are watched by a label that may be lost, so
+        an object that the store lacks may still exist: it is always asked for."""
         if kind in RECONCILED and self._is_in_memory(kind, namespace):
             return self.objects[kind].get(namespace, name)
         item = await self.client.get(kind, namespace, name)
@@ -110,9 +110,9 @@ class StoreReader:
 async def without_foreign(
     reader: Reader, items: tuple[Manifest, ...], uids: Set[str]
 ) -> tuple[tuple[Manifest, ...], tuple[Manifest, ...]]:
-    """The `items` that are controlled by one of `uids`, by nobody, or by an InferenceService or
-    EnginePool that is gone; and the others. A controller of another kind is not read: the garbage
-    collector deletes what it leaves."""
+    """The `items` without and with another living controller, as two tuples. Without: controlled by
+    one of `uids`, by nobody, or by an InferenceService or EnginePool that is gone. Controllers of
+    other kinds count as living: the garbage collector deletes what a dead one leaves."""
     foreign = await asyncio.gather(*(_is_foreign(reader, item, uids) for item in items))
     parted = tuple(zip(items, foreign, strict=True))
     return (

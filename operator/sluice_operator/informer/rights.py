@@ -24,11 +24,11 @@ AGAIN_SECONDS: Final = 5.0
 CALM_SECONDS: Final = 60.0
 """How often to ask otherwise, for each namespace at most."""
 WATCH_SECONDS: Final = 1
-"""How long a watch lasts that is only begun to see whether it may be."""
+"""Seconds of a watch that only tests whether watching is allowed."""
 
 
 class Rights:
-    """Kinds that may be followed. `namespaces`: those that are served; none means all together."""
+    """Kinds that may be followed. `namespaces`: the served namespaces; none means all together."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Rights:
         self._note([name for name in self.usable if await self._may("watch", name)])
 
     async def can_follow(self, kind: Kind) -> bool:
-        """Whether a kind that is not needed may be watched everywhere, as far as is known."""
+        """Whether an optional kind may be watched everywhere, as far as is known."""
         errors = (self._error("watch", kind, name) for name in self._namespaces)
         return not any(isinstance(error, ApiError) for error in await asyncio.gather(*errors))
 
@@ -77,7 +77,7 @@ class Rights:
             self.changed.set()
 
     async def _may(self, verb: Verb, namespace: str | None) -> bool:
-        """Whether all needed kinds may be, in one namespace."""
+        """Whether the operator may list, or watch, all needed kinds in one namespace."""
         errors = await asyncio.gather(*(self._error(verb, kind, namespace) for kind in NEEDED))
         for kind, error in zip(NEEDED, errors, strict=True):
             if error is None:

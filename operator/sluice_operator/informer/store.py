@@ -21,15 +21,13 @@ from sluice_operator.kube.errors import OperatorError
 from sluice_operator.kube.kinds import POD, Kind, Manifest
 
 REMEMBERED_DELETIONS: Final = 4096
-"""The answer to our own write may come after the event that the object is gone.
-
-The delay is at most that of the requests in flight.
-"""
+"""Deletions that are remembered: the answer to our own write may come after the event that the
+object is gone. The delay is at most that of the requests in flight."""
 COMPRESSION: Final = 1
 """The fastest level; objects are mostly repetitions."""
 
 _DECODER: Final = msgspec.json.Decoder(Manifest)
-"""Made once: making it takes a sixth of the time to unpack an object."""
+"""The decoder of objects, made once: making it takes a sixth of the time to unpack an object."""
 
 Place = tuple[str, str]
 """Namespace and name."""
@@ -54,7 +52,7 @@ class _Entry(NamedTuple):
 
 class _Deletion(NamedTuple):
     number: int
-    """The version at which nothing was there."""
+    """Latest version at which the object is known to be absent."""
     order: int
 
 
@@ -148,7 +146,7 @@ class Objects:
                 yield place, entry.version
 
     def _emptied_at(self, place: Place) -> int:
-        """The last version at which nothing is known to have had this place."""
+        """Latest version at which this place is known to have been empty."""
         listed = (self._listed.get(namespace, 0) for namespace in (None, place[0]))
         deletion = self._gone.get(place)
         return max(0 if deletion is None else deletion.number, *listed)
@@ -164,7 +162,7 @@ class Objects:
             return listed_since is not None or version.number > self._emptied_at(place)
         if listed_since is None or entry.order > listed_since:
             return version.number > entry.version.number
-        # A version may have been given twice: before a backup was restored, and after.
+        # Before and after a restored backup, one version may stand for two states.
         return entry.version != version or entry.packed != _packed(self.kind, item)
 
     def _keep(self, place: Place, version: Version, item: Mapping[str, Any]) -> None:
@@ -196,7 +194,7 @@ class Objects:
 
 
 def place_of(item: Mapping[str, Any]) -> Place:
-    """Where an object is."""
+    """Namespace and name of an object."""
     return _shared(item["metadata"]["namespace"]), item["metadata"]["name"]
 
 
@@ -218,7 +216,7 @@ def number_of(resource_version: str) -> int:
     """Number by which versions of an object are compared.
 
     Raises:
-        OperatorError: it is no number, so nothing can be said of its age.
+        OperatorError: it is no number, so its age is unknown.
     """
     if not resource_version.isdecimal():
         raise OperatorError(f"resourceVersion {resource_version!r}: expected a decimal number")
@@ -234,5 +232,5 @@ def _packed(kind: Kind, item: Mapping[str, Any]) -> bytes:
 
 
 def _shared(text: Any) -> Any:
-    """One shared copy of each text, as many objects have the same ones."""
+    """The text itself, stored only once although many objects have it."""
     return sys.intern(text) if isinstance(text, str) else text

@@ -32,7 +32,7 @@ CHILDREN: Final = tuple(kind for kind in (*SERVICE_CHILDREN, POD) if kind not in
 NEEDED: Final = (*RECONCILED, *CHILDREN)
 """Kinds without which nothing is reconciled."""
 LISTINGS_AT_ONCE: Final = 2
-"""A page takes much more memory than what is kept of it."""
+"""Most listings at a time: a page takes much more memory than the parts of it that are kept."""
 LAG_SECONDS: Final = 5.0
 """A watch may be behind a listing by this much before it counts as having missed something."""
 
@@ -57,7 +57,7 @@ class _Discrepancy(NamedTuple):
         listing."""
         if self.listed is None or now is None:
             return (self.listed is None) is not (now is None)
-        # No version of one history becomes smaller: then a backup was restored.
+        # Versions only grow; a smaller one means that a backup was restored.
         return now < self.listed or (now == self.stored and now > self.listed)
 
 
@@ -84,8 +84,8 @@ class Informer:
         """Objects that we wrote and that no watch or listing has confirmed: the API server's answer
         may contain changes by others."""
         self._echoes: dict[tuple[Kind, Place], int] = {}
-        """The versions of such objects after a write of their status that concerns no reconcile of
-        their own."""
+        """Version of an object after our write of its status, if that write concerns no reconcile
+        of the object itself."""
         self._turns = asyncio.Semaphore(LISTINGS_AT_ONCE)
         self._scopes = {
             path(kind, name): Scope(kind, name)
@@ -108,8 +108,8 @@ class Informer:
         if self._is_echo(kind, item):
             self._changed(kind, item, is_echo=True)
             return
-        # An answer to a write of ours may hold what others have changed, but nothing in a ConfigMap
-        # or a revision is others' to change.
+        # An answer to our write may contain changes by others, which still have to be queued.
+        # Nobody else changes ConfigMaps and revisions.
         if is_news or kind not in (CONFIG_MAP, CONTROLLER_REVISION):
             self._changed(kind, item, before)
 
@@ -137,7 +137,7 @@ class Informer:
 
     def _is_echo(self, kind: Kind, item: Mapping[str, Any]) -> bool:
         """Whether a watch reports a write of ours that concerns no reconcile of the same object.
-        What it reports from before that write may be others'."""
+        Versions older than the write do not count, as they may be others'."""
         entry = (kind, place_of(item))
         written = self._echoes.get(entry)
         if written is None or version_of(item).number < written:
@@ -146,8 +146,8 @@ class Informer:
         return version_of(item).number == written
 
     def add(self, key: Key) -> None:
-        """Queues `key` if everything that concerns it is listed. Before that, an object that is not
-        in the store may still exist."""
+        """Queues `key` if all kinds that concern it are listed. Before that, a missing object may
+        still exist."""
         if self.is_synced(key.namespace):
             self._add(key)
 
@@ -166,7 +166,7 @@ class Informer:
         """Lists what was not listed yet in `namespaces`.
 
         Raises:
-            OperatorError: a needed kind could not be listed; the first of these errors.
+            OperatorError: a needed kind could not be listed; the first error.
         """
         scopes = [
             followed for followed in self._scopes.values() if followed.namespace in namespaces
@@ -198,7 +198,7 @@ class Informer:
         every reconciled object, even if a kind could not be compared.
 
         Raises:
-            OperatorError: a kind could not be; the first of these errors.
+            OperatorError: a kind could not be compared; the first error.
         """
         errors: list[OperatorError] = []
         for scope in self._scopes.values():
@@ -289,8 +289,8 @@ class Informer:
         *,
         is_echo: bool = False,
     ) -> None:
-        """Queues whom a change concerns; an echo does not concern the object, nor, of a service,
-        its pools."""
+        """Queues the keys that a change concerns. An echo concerns neither the object itself nor,
+        for a service, its pools."""
         pools = self.objects[ENGINE_POOL]
         for key in keys_of(kind, item, before):
             if is_echo and (kind == INFERENCE_SERVICE or key.kind == kind.kind):

@@ -40,8 +40,8 @@ class Backoff:
 
 class WorkQueue(Generic[K]):
     """First in, first out; a waiting key is not added again. A key added while a worker has it runs
-    once more afterwards, because changes may have been missed. A key added while it backs off runs
-    at once."""
+    again afterwards, because changes may have been missed. A key added while it backs off runs at
+    once."""
 
     def __init__(self, timer: Timer) -> None:
         self._timer = timer

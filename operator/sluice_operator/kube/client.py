@@ -135,7 +135,7 @@ class ApiClient:
     async def patch_unread(
         self, kind: Kind, namespace: str, name: str, operations: list[dict[str, Any]]
     ) -> None:
-        """A JSON patch of an object, of which the answer has metadata alone."""
+        """Applies a JSON patch to an object that was not read; the answer has only metadata."""
         self._count_write("patch", kind.plural)
         target, query = path(kind, namespace, name), {"fieldManager": FIELD_MANAGER}
         request = Request("PATCH", target, query, operations, JSON_PATCH, ONE_METADATA)
@@ -149,7 +149,8 @@ class ApiClient:
         return await self._send(Request("POST", collection, query, manifest))
 
     async def would_create(self, kind: Kind, manifest: Manifest) -> Manifest:
-        """What the API server would make of the object, which it does not. Raises as `create`."""
+        """The object that `create` would return, by a dry run that creates nothing. Raises as
+        `create`."""
         collection = path(kind, manifest["metadata"]["namespace"])
         query = {"fieldManager": FIELD_MANAGER, "dryRun": "All"}
         return await self._send(Request("POST", collection, query, manifest))
@@ -188,7 +189,7 @@ class ApiClient:
         return any(resource["name"] == kind.plural for resource in listing["resources"])
 
     async def may_list(self, kind: Kind, namespace: str | None) -> bool:
-        """Whether the operator has the right to; found out by listing one object."""
+        """Whether the operator may list a kind; found out by listing one object."""
         try:
             await self.version_of_list(kind, namespace)
         except ApiError as error:

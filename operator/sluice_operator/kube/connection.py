@@ -94,7 +94,7 @@ class LogIn:
 
     configuration: client.Configuration
     namespace: str = "default"
-    """The kubeconfig's."""
+    """Namespace of the kubeconfig's context."""
 
 
 async def log_in(environment: Mapping[str, str] = os.environ) -> LogIn:
@@ -152,7 +152,7 @@ async def _by_kubeconfig(
 
 
 def _exists(places: str) -> bool:
-    """Whether there is one of the files."""
+    """Whether one of the files exists. `places`: paths, separated as in PATH."""
     return any(Path(place).expanduser().exists() for place in places.split(os.pathsep) if place)
 
 
@@ -166,8 +166,8 @@ def _cause(error: Exception) -> str:
 
 class Connection:
     """A pool of connections to one API server. It logs in with the first request, and again where
-    the credentials or the server's certificate are refused. `silence_seconds`: how long a watch
-    may bring nothing. `write_seconds` may be set later, by whoever knows when writing must end."""
+    the credentials or the server's certificate are refused. `silence_seconds`: how long a watch may
+    bring nothing. `write_seconds` may be set later, by the holder of the Lease."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class Connection:
             await self._client.close()
 
     async def namespace(self) -> str:
-        """The one that a person means who names none."""
+        """The namespace of a person who names none: the one of the log-in."""
         await self._logged_in()
         return self._namespace
 
@@ -317,12 +317,13 @@ def _is_write(method: str, query: Mapping[str, str]) -> bool:
 
 
 def _within(seconds: float) -> aiohttp.ClientTimeout:
-    """A limit to the moment: aiohttp would round those of five seconds and more up."""
+    """A time-out that is exact: aiohttp would round up those of five seconds and more."""
     return aiohttp.ClientTimeout(total=seconds, ceil_threshold=math.inf)
 
 
 def _body(answer: aiohttp.ClientResponse, text: bytes) -> Any:
-    """None where an error has no JSON as its body, as a 404 of a kind that is being installed."""
+    """The JSON body of an answer; None where an error has another body, such as a 404 for a kind
+    that is being installed."""
     try:
         return msgspec.json.decode(text)
     except ValueError:

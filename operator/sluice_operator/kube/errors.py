@@ -1,5 +1,5 @@
-"""Failures between the operator and the API server, as one tree of exceptions, beside which the
-loss of the Lease stands alone."""
+"""Failures between the operator and the API server, as one tree of exceptions. The loss of the
+Lease stands outside this tree."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class FailedApplyError(UnavailableError):
 
 class LeaseLostError(BaseException):
     """Another replica holds the Lease, or may hold it: this process must not write any more, and
-    ends. No `Exception`: whoever goes on after the failure of some work lets this through."""
+    ends. It is no `Exception`, so code that continues after failures does not catch it."""
 
 
 class DefinitionsMissingError(OperatorError):

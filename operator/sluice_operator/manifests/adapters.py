@@ -1,5 +1,5 @@
-"""The adapters of a service: the ConfigMap that its engines follow, and where they find the files;
-there they find a draft model, too.
+"""The adapters of a service: the ConfigMap that its engines follow, and the folders of adapters and
+a draft model.
 
 The ConfigMap keeps its name and changes while pods run, so adapters come and go without a restart.
 Its folder, and the claims with adapters, are part of a revision.
@@ -31,7 +31,8 @@ def adapters_name(service: str) -> str:
 
 
 def adapters_text(model: ModelSpec) -> str:
-    """The file that engines follow; without those of a hub that are not downloaded yet."""
+    """Text of the file that engines follow: all adapters except a hub's that are not downloaded
+    yet."""
     claim = claim_of_model(model)
     return render_adapters_file(
         [
@@ -43,7 +44,7 @@ def adapters_text(model: ModelSpec) -> str:
 
 
 def adapters_config_maps(owner: Owner, model: ModelSpec) -> tuple[Manifest, ...]:
-    """The ConfigMap with the file; none of a service without adapters."""
+    """The ConfigMap with the file; none for a service without adapters."""
     if model.adapters is None:
         return ()
     head = owner.child(CONFIG_MAP, adapters_name(owner.service), ENGINE)
@@ -51,8 +52,8 @@ def adapters_config_maps(owner: Owner, model: ModelSpec) -> tuple[Manifest, ...]
 
 
 def adapter_fields(service: str, model: ModelSpec, draft_claim: str | None) -> Manifest:
-    """Fields of an EnginePool's spec: what its engines follow and mount. `draft_claim`: with the
-    draft model, if that is on another claim than the model."""
+    """Fields of an EnginePool's spec: what its engines follow and mount. `draft_claim`: claim with
+    the draft model, if the model is on another claim."""
     claims = {draft_claim} if draft_claim else set()
     if model.adapters is None:
         return {"adapter_claims": sorted(claims) or None}
@@ -76,7 +77,7 @@ def adapter_volumes(spec: EnginePoolSpec) -> list[Manifest]:
 
 
 def adapter_mounts(spec: EnginePoolSpec) -> list[Manifest]:
-    """Where those appear, read-only."""
+    """Read-only mounts of the folder and the claims."""
     folders = {} if spec.adapters_ref is None else {ADAPTERS_VOLUME: FILE_MOUNT}
     folders |= {_volume(number): f"{CLAIMS_MOUNT}/{claim}" for number, claim in _numbered(spec)}
     return [

@@ -27,7 +27,7 @@ class Alert:
     condition: str
     """The condition, e.g. `> 100`; the rule's expression is `value` and this."""
     lasting: str
-    """How long it must be so, as Prometheus writes it: `5m`."""
+    """How long the condition must hold, as Prometheus writes it: `5m`."""
     severity: Severity
     summary: str
     """One line; may use Prometheus' templates."""
@@ -35,7 +35,7 @@ class Alert:
     panel: tuple[str, str]
     """Where it is seen: uid of a dashboard, and a panel's title."""
     labels: Manifest = field(default_factory=dict)
-    """Further ones."""
+    """Further labels of the alert."""
     chosen: str = "var-namespace={{ $labels.namespace }}"
     """Selection that the dashboard is opened with, as part of its address."""
 

@@ -61,7 +61,7 @@ PROGRESS_SLACK_SECONDS: Final = 120
 CLAIM: Final = "accelerator"
 """Name within a pod of the ResourceClaim that has its devices."""
 FETCH_SECONDS: Final = 6 * 3600
-"""Seconds to bring the model, where each pod does."""
+"""Most seconds for bringing the model, if each pod brings its own."""
 
 OWN_DISK: Final = "128Mi"
 """Disk for the container's logs, of which a kubelet keeps 50 MiB by default, for sockets, and for
@@ -246,7 +246,7 @@ def _resources(spec: EnginePoolSpec) -> Manifest:
 
 
 def _claim_template(spec: EnginePoolSpec) -> str | None:
-    """The ResourceClaimTemplate that the devices are of, instead of an extended resource."""
+    """The ResourceClaimTemplate of the devices; None where they are an extended resource."""
     return spec.accelerator.claim_template if spec.accelerator else None
 
 

@@ -23,8 +23,8 @@ from sluice_operator.manifests.metadata import ENGINE, Owner, stamped, with_appl
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 """Kueue's label of the queue by which a pod is admitted."""
 QUEUE_LABELS: Final = (QUEUE_LABEL, "kueue.x-k8s.io/priority-class")
-"""Labels of a service that its engines' pods have, too. Its routers are not queued: without them
-nothing is answered."""
+"""Labels of a service that its engines' pods get, too. Routers get none, so they wait in no queue:
+without routers, nothing is answered."""
 
 
 def pool_spec(
@@ -52,7 +52,7 @@ def pool_spec(
         metrics_port=ports.ENGINE_METRICS,
         rdma_resource=_rdma_resource(handover),
         host_cache=spec.host_cache(role),
-        # Of a budget, too: engines that it holds back are not in the shares of the revisions.
+        # Also with a budget: engines that it holds back are not in the shares of the revisions.
         in_place=True if spec.replaces_in_place or spec.gpu_budget is not None else None,
         restarted_at=spec.restarted_at,
         accelerator=pool.accelerator,
@@ -100,7 +100,7 @@ def queue_labels(labels: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def with_queue_labels(spec: EnginePoolSpec, queue: Mapping[str, str]) -> EnginePoolSpec:
-    """`spec` with labels for Kueue, on its pods; the pool's own labels go before."""
+    """`spec` with labels for Kueue on its pods; the pool's own labels override them."""
     if not queue:
         return spec
     template = spec.template or PodTemplate()
@@ -117,8 +117,8 @@ def _rdma_resource(handover: KvTransfer | None) -> str | None:
 def engine_pool(owner: Owner, spec: EnginePoolSpec, *, sets_replicas: bool = True) -> Manifest:
     """The EnginePool object.
 
-    It carries a hash of the applied fields, so that the pool's own plan can detect edits.
-    `sets_replicas`: the number of engines is one of these fields.
+    Its annotation is a hash of the applied fields, so that the pool's own plan can detect edits.
+    `sets_replicas`: whether the number of engines is an applied field.
     """
     head = owner.child(ENGINE_POOL, pool_name(owner, spec.role), ENGINE, spec.role)
     fields = spec.to_json_dict()
@@ -128,7 +128,7 @@ def engine_pool(owner: Owner, spec: EnginePoolSpec, *, sets_replicas: bool = Tru
 
 
 def pool_replicas(owner: Owner, role: Role, replicas: int | None) -> Manifest:
-    """An EnginePool with its number of engines alone; None: it sets nothing."""
+    """An EnginePool manifest with only its number of engines; None: without that number."""
     metadata = {"name": pool_name(owner, role), "namespace": owner.namespace}
     head = {"apiVersion": ENGINE_POOL.api_version, "kind": ENGINE_POOL.kind, "metadata": metadata}
     return head if replicas is None else head | {"spec": {"replicas": replicas}}

@@ -35,7 +35,7 @@ from sluice_operator.manifests.placement import AS_IT_COMES, Placement
 from sluice_operator.manifests.pods import CONTAINER_SECURITY, POD_SECURITY, bringing_resources
 
 FETCH: Final = FETCH_ROLE
-"""Component of all that is made here."""
+"""Component label of all objects made here."""
 MODEL_VOLUME: Final = "model"
 GROUP_ID: Final = 65532
 """Group of the fetcher image's user; a claim's files belong to it."""
@@ -110,9 +110,9 @@ def fetch_account(owner: Owner) -> Manifest:
 def fetch_policy(
     owner: Owner, hub: Iterable[int], operator_namespace: str, identity: str | None = None
 ) -> Manifest:
-    """Pods that download may reach DNS and the ports `hub`; and what gives a pod its
-    ServiceAccount's `identity`, for buckets of that scheme. The operator may ask them for their
-    progress."""
+    """The policy of downloading pods. They may reach DNS, the ports `hub`, and the node's agents
+    that give a pod its ServiceAccount's `identity`, for buckets of that scheme. The operator may
+    ask the pods for their progress."""
     asks = {
         "from": [operator_pods(operator_namespace)],
         "ports": [policy_port(ports.FETCH_PROGRESS)],
@@ -151,7 +151,7 @@ def claim_name(service: str) -> str:
 
 
 def model_claim(owner: Owner, cache: CacheSpec) -> Manifest:
-    """The claim of a cache that names none."""
+    """The claim that the operator makes for a cache without a claim of its own."""
     assert cache.size is not None
     spec: Manifest = {
         "accessModes": [cache.access_mode or "ReadWriteMany"],
@@ -218,7 +218,7 @@ def _pod(service: str, task: FetchTask) -> Manifest:
 
 
 def _address() -> Manifest:
-    """Where progress is served."""
+    """The environment variable with the address at which progress is served."""
     return {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
 
 
@@ -239,7 +239,8 @@ def fetch_container(
     network: HubNetwork | None,
     resources: Resources | None,
 ) -> Manifest:
-    """The container alone, with `/tmp` of the pod, the token and what the network asks for."""
+    """The fetching container, with the pod's `/tmp`, the token and additions that the network
+    needs."""
     token_arguments = ("--token-file", TOKEN_FILE) if token else ()
     mount = {"name": TOKEN_VOLUME, "mountPath": TOKEN_FOLDER, "readOnly": True}
     return {

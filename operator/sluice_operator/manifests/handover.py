@@ -32,5 +32,5 @@ def handover_volume(secret: str) -> Manifest:
 
 
 def handover_mount() -> Manifest:
-    """Where the key appears."""
+    """The mount of the hand-over's key."""
     return {"name": HANDOVER, "mountPath": HANDOVER_FOLDER, "readOnly": True}

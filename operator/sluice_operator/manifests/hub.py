@@ -16,7 +16,7 @@ from sluice_operator.manifests.metadata import Owner
 
 HUB_ENDPOINT: Final = "https://huggingface.co"
 HTTPS: Final = 443
-"""Where hubs keep large files, wherever the hub itself is."""
+"""Port of the stores in which hubs keep large files, whatever port the hub itself has."""
 CA_FOLDER: Final = "/etc/sluice/hub-ca"
 CA_FILE: Final = "ca.crt"
 
@@ -100,14 +100,14 @@ def network_variables(network: HubNetwork | None) -> list[Manifest]:
 
 
 def network_mounts(network: HubNetwork | None) -> list[Manifest]:
-    """Where it finds the certificates."""
+    """Mounts of the certificates in a fetching container."""
     if network is None or network.ca_config_map is None:
         return []
     return [{"name": HUB_CA_VOLUME, "mountPath": CA_FOLDER, "readOnly": True}]
 
 
 def network_volumes(network: HubNetwork | None) -> list[Manifest]:
-    """The volumes of its pod for that."""
+    """Volumes with the certificates for a fetching pod."""
     if network is None or network.ca_config_map is None:
         return []
     return [{"name": HUB_CA_VOLUME, "configMap": {"name": network.ca_config_map}}]

@@ -1,7 +1,7 @@
-"""Metadata of every child: names, labels, the owner, and hashes of what was applied.
+"""Metadata of every child: names, labels, the owner, and hashes of the applied manifest.
 
-Equal values have equal hashes. One hash is of the whole manifest, one only of which fields its
-owner set.
+Equal values have equal hashes. One hash covers the whole manifest, another one only the set of
+fields that its owner applied.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sluice_operator.kube.kinds import Kind, Manifest
 DESIRED_HASH: Final = f"{labels.GROUP}/desired-hash"
 """Annotation: shows from the live object alone whether it was made from the present plan."""
 APPLIED_FIELDS: Final = f"{labels.GROUP}/applied-fields"
-"""Annotation: hash of which fields the owner has applied, whatever their values."""
+"""Annotation: hash of the set of fields that the owner has applied, without their values."""
 DIGITS: Final = 10
 ENGINE: Final = "engine"
 ROUTER: Final = "router"
@@ -96,7 +96,7 @@ def note_of(manifest: Manifest, annotation: str) -> str:
 
 
 def is_current(desired: Manifest, live: Manifest | None) -> bool:
-    """Whether `live` was made from what is desired now; both stamped."""
+    """Whether `live` was made from the present `desired`; both stamped."""
     return live is not None and stamp_of(live) == stamp_of(desired)
 
 

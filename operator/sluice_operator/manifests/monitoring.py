@@ -26,7 +26,7 @@ from sluice_operator.manifests.metadata import ENGINE, ROUTER, Owner
 SERVICE: Final = re.sub(r"[^a-zA-Z0-9_]", "_", labels.SERVICE)
 """Prometheus' spelling of the target label that names the service."""
 MISSED: Final = "sluice:slo_missed:ratio_rate"
-"""Recorded series, with the window behind it: share of what missed the promise `slo`."""
+"""Recorded series, followed by the window: the share of answers that missed the promise `slo`."""
 MAX_FAILED: Final = 0.001
 """Share of the answers that may fail or break off."""
 REQUESTS: Final = "sluice_router_requests_total"
@@ -61,7 +61,7 @@ PACES: Final = (
 
 @dataclass(frozen=True)
 class Timed:
-    """A histogram of what is promised."""
+    """A histogram of a promised time."""
 
     name: str
     selector: str = ""
@@ -86,7 +86,7 @@ class Promise:
     panel: str
     limit_seconds: float | None = None
     histograms: tuple[Timed, ...] = ()
-    """Another one counts where the one before it has seen nothing."""
+    """Histograms of the promise. Each counts only where those before it have no observations."""
 
 
 def pod_monitors(owner: Owner) -> tuple[Manifest, ...]:
@@ -142,7 +142,7 @@ def _promises(slo: Slo) -> Iterator[Promise]:
             f"first tokens come later than {slo.ttft_milliseconds} ms",
             "Time to first token",
             slo.ttft_milliseconds / 1000,
-            # As the router sees it, what waits there included; engines count from later on.
+            # The router's times include waiting there; engines begin to count later.
             (
                 Timed("sluice_router_first_byte_seconds", 'answer="stream"'),
                 Timed("sluice_time_to_first_token_seconds"),
@@ -201,9 +201,9 @@ def _in_time(timed: Timed, limit_seconds: float, where: str, window: str) -> str
 
 
 def between(limit_seconds: float) -> list[tuple[float, float]]:
-    """The buckets on both sides of a limit, with weights: together they give the share below it,
-    interpolated linearly as in histogram_quantile. One bucket if the limit is its bound. Beyond the
-    last bound, the last bucket: what is above it counts as missed."""
+    """The buckets on both sides of a limit, with weights that sum up to the share below it,
+    interpolated linearly as in histogram_quantile. One bucket if the limit is its bound. For a
+    limit beyond the last bound: the last bucket, so times above that bound count as missed."""
     place = bisect_left(LATENCY_SECONDS, limit_seconds)
     if place == len(LATENCY_SECONDS):
         return [(LATENCY_SECONDS[-1], 1.0)]

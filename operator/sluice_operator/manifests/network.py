@@ -17,11 +17,11 @@ from sluice_operator.kube.kinds import NETWORK_POLICY, SERVICE, Manifest
 from sluice_operator.manifests.metadata import ENGINE, ROUTER, Owner, selector_labels
 
 MONITORING_LABEL: Final = f"{labels.GROUP}/monitoring"
-"""A namespace that carries it with the value `true` may read metrics and load reports."""
+"""Label of namespaces that may read metrics and load reports, with the value `true`."""
 
 NAMESPACE_LABEL: Final = "kubernetes.io/metadata.name"
 OPERATOR_NAMESPACE: Final = "sluice-system"
-"""Where the operator runs, as far as nothing else is known."""
+"""Default of the operator's namespace."""
 OPERATOR_LABELS: Final = {labels.NAME: "sluice-operator", labels.COMPONENT: "operator"}
 """Labels of the operator's own pods, see manifests/operator."""
 
@@ -40,7 +40,8 @@ def front_service(owner: Owner) -> Manifest:
 
 def pool_service(owner: Owner, role: Role) -> Manifest:
     """The headless Service whose EndpointSlices list the ready engines for the routers. It
-    publishes ready addresses only; that is the default, which the API server would not store."""
+    publishes ready addresses only: that is the default, and is left out because the API server does
+    not store it."""
     port = {"name": "http", "port": ports.ENGINE_HTTP, "targetPort": "http", "protocol": "TCP"}
     return owner.child(SERVICE, f"{owner.service}-{role}", ENGINE, role) | {
         "spec": {
@@ -68,7 +69,7 @@ def router_policy(
 ) -> Manifest:
     """Flows of the routers. In: requests from anyone; metrics and load for monitoring and the
     operator. Out: engines, DNS, the API server, and spans to `collector`, a port in monitoring. A
-    policy cannot name the API server, only its ports, which are those behind its Service."""
+    policy cannot name the API server, only the ports that it listens on behind its Service."""
     ingress = [
         {"ports": [policy_port(ports.ROUTER_HTTP)]},
         {
@@ -103,9 +104,10 @@ def engine_policy(owner: Owner, operator_namespace: str, collector: int | None =
 def handover_policies(
     owner: Owner, bootstrap_ports: tuple[int, ...], *, engines_move: bool = False
 ) -> tuple[Manifest, ...]:
-    """Decode engines may ask prefill engines of the same service for the KV cache; the ports that
-    carry it are open between the two, in both directions. `engines_move`: between all of both
-    pools, as an engine that has another pool first ends what it has begun in its former role."""
+    """Policies for the hand-over of one service. Decode engines may ask prefill engines for the KV
+    cache, and the ports that carry it are open between the two pools, in both directions.
+    `engines_move`: open between all engines, because a moved engine first ends its work in its
+    former role."""
     asks = [policy_port(port) for port in bootstrap_ports]
     carries = policy_port(ports.KV_TRANSFER_MIN) | {"endPort": ports.KV_TRANSFER_MAX}
     of_prefill, of_decode = (_pool_pods(owner, role) for role in (Role.PREFILL, Role.DECODE))
@@ -183,8 +185,9 @@ def policy_port(number: int, protocol: str = "TCP") -> Manifest:
 
 
 DNS_PORTS: Final = (53, 5353)
-"""A policy sees the port of the pod that answers: on OpenShift 5353, behind the Service's 53."""
+"""Ports of DNS. A policy sees the port of the pod that answers: 53 or, on OpenShift, 5353 behind
+the Service's 53."""
 DNS: Final[Manifest] = {
     "ports": [policy_port(port, protocol) for port in DNS_PORTS for protocol in ("UDP", "TCP")]
 }
-"""Anybody who answers there."""
+"""Flow to DNS servers anywhere."""

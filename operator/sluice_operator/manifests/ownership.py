@@ -35,8 +35,7 @@ def is_unowned(child: Manifest, service: str) -> bool:
 
 
 def is_free(child: Manifest, service: str, uids: Set[str | None]) -> bool:
-    """Whether a child of `service` is controlled by none of `uids`, so that it may be taken
-    over."""
+    """Whether a child of `service` may be taken over: its controller, if any, is not in `uids`."""
     return controller_uid(child) not in uids and _is_child(child, service)
 
 
@@ -47,8 +46,8 @@ def pool_role(child: Manifest) -> str | None:
 
 
 def owners_with(child: Manifest, owner: Owner) -> tuple[Manifest, ...]:
-    """The owner references of `child` once `owner` controls it; those of others that do not control
-    it stay."""
+    """The owner references of `child` once `owner` controls it. References to others stay if they
+    do not control it."""
     references = child["metadata"].get("ownerReferences") or ()
     others = (
         reference
@@ -65,8 +64,8 @@ def owned_by(manifest: Manifest, owner: Owner) -> Manifest:
 
 
 def restored(live: Manifest) -> Manifest:
-    """The whole live object but for annotations of others, to apply where no record says what was
-    applied."""
+    """The whole live object, without annotations of others. It is applied where no record says what
+    was applied before."""
     metadata = {key: live["metadata"][key] for key in ("name", "namespace", "labels")}
     notes = live["metadata"].get("annotations") or {}
     ours = {key: value for key, value in notes.items() if key.startswith(_OUR_ANNOTATIONS)}
@@ -82,7 +81,7 @@ def listed(objects: Iterable[Manifest]) -> str:
 
 
 def _is_child(child: Manifest, service: str) -> bool:
-    """Whether labels and name are those that the operator gives the children of `service`."""
+    """Whether labels and name match those of children of `service`."""
     metadata = child["metadata"]
     marks = {labels.MANAGED_BY: labels.MANAGED_BY_OPERATOR, labels.SERVICE: service}
     is_named = metadata["name"] == service or metadata["name"].startswith(f"{service}-")

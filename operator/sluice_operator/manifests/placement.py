@@ -1,6 +1,6 @@
-"""Placement that pods of Jobs and of routers copy from the templates of a service's pools: pull
-secrets and tolerations; Jobs also annotations and the node selector, routers the priority. So a
-cluster's requirements are stated once."""
+"""Placement of pods of Jobs and routers, copied from the templates of a service's pools, so that a
+cluster's requirements are stated once. Both copy pull secrets and tolerations; Jobs also
+annotations and the node selector, routers the priority."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class Placement:
 
     annotations: Mapping[str, str] = field(default_factory=dict)
     spec: Mapping[str, object] = field(default_factory=dict)
-    """Fields of its spec."""
+    """Fields of the pod's spec."""
 
 
 AS_IT_COMES: Final = Placement()
 
 
 def placement_of(pools: Iterable[Pool]) -> Placement:
-    """Pull secrets and tolerations of any of `pools`; annotations and node selector that all pools
-    agree on. No labels, because users select engines by labels, and no priority: a download waits
-    for what serves."""
+    """Pull secrets and tolerations of any of `pools`; annotations and node selector on which all
+    pools agree. No labels, because users select engines by labels. No priority, because a download
+    waits for pods that serve."""
     placed = tuple(pools)
     templates = _templates(placed)
     demands = _demands(templates).to_json_dict()
@@ -46,9 +46,9 @@ def placement_of(pools: Iterable[Pool]) -> Placement:
 
 
 def router_template(own: RouterTemplate | None, pools: Iterable[Pool]) -> RouterTemplate:
-    """The template of the routers' pods: each field of `own`; where that is left out, the pull
-    secrets and tolerations of any of `pools`, and the priority that all agree on. What places
-    engines on GPUs does not place routers, whose pods need none."""
+    """The template of the routers' pods: the fields of `own`. Where `own` leaves them out: pull
+    secrets and tolerations of any of `pools`, and the priority on which all agree. Rules that place
+    engines on GPUs are not copied, because routers need no GPUs."""
     templates = _templates(pools)
     priorities = {template.priority_class_name for template in templates}
     agreed = {"priority_class_name": priorities.pop()} if len(priorities) == 1 else {}
@@ -64,7 +64,7 @@ def _demands(templates: Sequence[PodTemplate]) -> RouterTemplate:
     secrets = [secret for t in templates for secret in t.image_pull_secrets or ()]
     accepted = [toleration for t in templates for toleration in t.tolerations or ()]
     demands = {"image_pull_secrets": _distinct(secrets), "tolerations": _distinct(accepted)}
-    # Not validated: those of two pools together may be more than one template may have.
+    # Not validated: demands of two pools together may exceed the limits of one template.
     return RouterTemplate().model_copy(update={k: v for k, v in demands.items() if v})
 
 

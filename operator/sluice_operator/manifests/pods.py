@@ -29,9 +29,9 @@ _BRINGING: Final[Manifest] = {
     "requests": {"cpu": "100m", "memory": "128Mi"},
     "limits": {"cpu": "2", "memory": "1Gi"},
 }
-"""Containers that bring models, where `model.resources` says nothing. The limit of cpu is for
-namespaces with a quota of it, which the operator does not know of; nobody waits for an answer of
-such a container, so the limit slows no request."""
+"""Resources of containers that bring models, where `model.resources` says nothing. The limit of cpu
+is there for namespaces with a quota of it, which the operator does not know. It slows no request,
+because no request waits for these containers."""
 
 
 def identity() -> list[Manifest]:
@@ -70,8 +70,8 @@ def add_disk_request(resources: Manifest, size: str) -> Manifest:
 
 
 def bringing_resources(resources: Resources | None) -> Manifest:
-    """The resources of a container that brings a model: those of `model.resources`, and each that
-    it lacks by default. A default gives way to what it would contradict."""
+    """The resources of a container that brings a model: `model.resources`, completed by defaults. A
+    default that would contradict a given value adapts to it."""
     own = resources.to_json_dict() if resources else {}
     requests = _BRINGING["requests"] | own.get("requests", {})
     limits = _BRINGING["limits"] | own.get("limits", {})
@@ -85,7 +85,7 @@ def bringing_resources(resources: Resources | None) -> Manifest:
 
 
 def spread(selector: dict[str, str]) -> list[Manifest]:
-    """Prefer another node for each pod."""
+    """A preference to put each pod on another node."""
     return [
         {
             "maxSkew": 1,
@@ -138,8 +138,7 @@ def mounted_config_maps(deployment: Manifest) -> set[str]:
 
 
 def config_map_of_pod(spec: Manifest) -> str:
-    """The name of the ConfigMap with a pod's configuration file, whatever else is mounted into the
-    pod; empty without one."""
+    """The name of the ConfigMap with a pod's configuration file; empty without one."""
     names = (
         volume["configMap"]["name"]
         for volume in spec.get("volumes") or ()
@@ -155,5 +154,5 @@ def mounted_secrets(deployment: Manifest) -> set[str]:
 
 
 def config_mount() -> Manifest:
-    """Where the configuration file appears."""
+    """The mount of the configuration file."""
     return {"name": CONFIG_VOLUME, "mountPath": CONFIG_FOLDER, "readOnly": True}

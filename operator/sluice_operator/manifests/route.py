@@ -1,6 +1,6 @@
 """The HTTPRoute by which a shared Gateway leads to a service's routers, and their InferencePool.
 
-Every field that the API server would fill in is set, so that nothing it stores differs from this.
+Sets every field that the API server would fill in, so that the stored object does not differ.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ POOL_REFUSED: Final = f"{labels.GROUP}/inference-pool-refused"
 """Annotation of an HTTPRoute: hash of the route and the InferencePool that were asked for when one
 of its Gateways said that it does not know the kind."""
 FAIL_OPEN: Final = "FailOpen"
-"""Any router answers as well as another: requests need no picker to be answered."""
+"""Failure mode of a picker: without the picker, a request may go to any router."""
 
 
 def http_route(
     owner: Owner, route: RouteSpec, *, by_pool: bool = False, refused: str = ""
 ) -> Manifest:
-    """The HTTPRoute NAME. `by_pool`: to the InferencePool NAME, not to the Service. `refused`: what
-    `pool_refusal` has said."""
+    """The HTTPRoute NAME. `by_pool`: whether it leads to the InferencePool NAME instead of the
+    Service. `refused`: result of `pool_refusal`."""
     backend: Manifest = {"group": "", "kind": SERVICE.kind, "port": ports.SERVICE_HTTP}
     if by_pool:
-        # A backend of this kind has its port from the InferencePool.
+        # A backend of this kind gets its port from the InferencePool.
         backend = {"group": INFERENCE_POOL.group, "kind": INFERENCE_POOL.kind}
     backend |= {"name": owner.service, "weight": 1}
     prefix = route.prefix(owner.service)
@@ -55,8 +55,8 @@ def http_route(
 
 
 def pool_refusal(live: Manifest, route: RouteSpec, picker: EndpointPickerRef) -> str:
-    """Hash of `route` and `picker` if a Gateway of the `live` HTTPRoute has said of these that it
-    does not know InferencePools, which would answer every request by 500; else empty."""
+    """Hash of `route` and `picker` if a Gateway of the `live` HTTPRoute reports that it does not
+    know InferencePools; else empty. Such a Gateway would answer every request with 500."""
     asked = digest([route.to_json_dict(), picker.to_json_dict()])
     backends = [
         ref for rule in live["spec"].get("rules") or () for ref in rule.get("backendRefs") or ()
@@ -73,8 +73,8 @@ def pool_refusal(live: Manifest, route: RouteSpec, picker: EndpointPickerRef) ->
 
 
 def inference_pool(owner: Owner, picker: EndpointPickerRef) -> Manifest:
-    """The InferencePool NAME: the routers, of every revision. `appProtocol`, which releases before
-    1.4 refuse, is left to its default http."""
+    """The InferencePool NAME: the routers, of every revision. It sets no `appProtocol`, which
+    releases before 1.4 refuse and whose default is http."""
     extension = {
         "group": "",
         "kind": SERVICE.kind,

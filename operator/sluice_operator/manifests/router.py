@@ -33,7 +33,8 @@ from sluice_operator.manifests.pods import (
 )
 
 KEYS_FOLDER: Final = f"{CONFIG_FOLDER}/api-keys"
-"""Where the routers find the API keys: a file for each tenant, which changes with the Secret."""
+"""Folder with the API keys in the routers' pods: a file for each tenant, which changes with the
+Secret."""
 PROGRESS_SECONDS: Final = 120
 OWN_DISK: Final = "64Mi"
 """Disk for the container's logs, of which a kubelet keeps 50 MiB by default. The node decides that,
@@ -54,7 +55,7 @@ class RouterDeployment:
     config_map: str
     resources: Resources | None
     template: RouterTemplate
-    """Additions to their pods, with what is inherited."""
+    """Additions to the routers' pods, with inherited ones."""
     shutdown_seconds: int
     """Most seconds from SIGTERM to the end of the last stream."""
     inputs: str

@@ -99,7 +99,7 @@ def _edited(pool: Manifest, spec: EnginePoolSpec) -> PoolPlan:
 
 
 def _desired(observed: PoolObserved, applied: Manifest) -> PoolPlan:
-    # Replicas that the InferenceService does not set are those of whoever scales the pool.
+    # Replicas that the InferenceService does not set belong to the scaler of the pool.
     spec = EnginePoolSpec.model_validate({"replicas": observed.pool["spec"]["replicas"]} | applied)
     path = _replicas_path(observed, spec) if "replicas" in applied else None
     place = f"{path} of InferenceService {spec.service_name}" if path else OWN_REPLICAS
@@ -196,8 +196,8 @@ def _started(
     live: Manifest | None,
     path: str | None,
 ) -> tuple[Event, ...]:
-    """Events about a new Deployment, or one with another number of engines. A number that the
-    InferenceService sets at `path` is an event of its own."""
+    """Events about a new Deployment, or one with another number of engines. A number set by the
+    InferenceService gets an event that names its field `path`."""
     name = desired["metadata"]["name"]
     if live is None:
         others = any(True for _ in of_kind(observed.children, DEPLOYMENT))

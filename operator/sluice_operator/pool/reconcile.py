@@ -1,6 +1,6 @@
 """One EnginePool: observe everything once → plan → apply what differs → report.
 
-The same for every cause, as for an InferenceService.
+Every cause of a reconcile leads to all of these steps.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class PoolReconcile:
         return sooner(seconds, observed.ask_again_seconds, waits)
 
     def _count(self, observed: PoolObserved) -> None:
-        """Tells the autoscaler how many pods there are."""
+        """Reports to the autoscaler how many pods there are."""
         metadata, spec = observed.pool["metadata"], observed.pool["spec"]
         service = Key(INFERENCE_SERVICE.kind, metadata["namespace"], spec["serviceName"])
         self.autoscaling.pool_seen(service, Role(spec["role"]), pool_pods(observed))

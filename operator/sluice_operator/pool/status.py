@@ -112,8 +112,8 @@ def pool_status(
 
 
 def _left_behind(observed: PoolObserved, plan: PoolPlan, pods: list[Manifest]) -> Check | None:
-    """Whether engines run that no Deployment of the pool ends: of Deployments without an owner, or
-    with another; or pods of a revision that has no Deployment."""
+    """The check of engines that no Deployment of the pool ends; None: there are none. Their
+    Deployment has no owner or another owner, or their revision has no Deployment."""
     name = observed.pool["spec"]["serviceName"]
     if check := unowned(observed.children, observed.foreign, name, paused=plan.paused):
         return check
@@ -194,8 +194,8 @@ def _rest(plan: PoolPlan, desired: int, ready: int) -> str:
 
 
 def _without_claims(observed: PoolObserved, plan: PoolPlan) -> Check | None:
-    """Whether the API server has dropped the claims of the engines' devices, as it does without a
-    word where it does not know them."""
+    """The check of claims for devices that the API server has dropped silently because it does not
+    know them; None: it has not."""
     accelerator = plan.spec.accelerator if plan.spec else None
     if accelerator is None or accelerator.claim_template is None:
         return None
@@ -335,7 +335,8 @@ def _accelerators(
 
 
 def _handover(observed: PoolObserved, current: list[Manifest]) -> HandoverStatus | None:
-    """All engines of a revision have the same backend and protocol."""
+    """Backend and protocol of the first engine that reports them, as all engines of a revision have
+    the same; the rate is the median of all."""
     reported = [observed.wires.get(pod["metadata"]["name"]) for pod in current]
     wires = [wire for wire in reported if wire is not None]
     if not wires:
@@ -379,7 +380,7 @@ def adapter_statuses(observed: PoolObserved) -> list[AdapterStatus] | None:
 
 
 def adapters_loaded(observed: PoolObserved, spec: EnginePoolSpec) -> Check | None:
-    """The condition; None of a pool without adapters."""
+    """The condition AdaptersLoaded; None for a pool without adapters."""
     if spec.adapters_digest is None:
         return None
     reports = observed.adapters

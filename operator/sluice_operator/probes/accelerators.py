@@ -1,6 +1,6 @@
 """The accelerators that engines report, each asked once per container.
 
-Ready engines are asked. An answer holds as long as the container runs, even an answer without an
+Ready engines are asked. An answer holds while the container runs, even an answer without an
 accelerator. An engine that does not answer is asked again with increasing delay.
 """
 
@@ -91,9 +91,9 @@ async def load_report(fetch: Fetch, engine: Manifest) -> LoadReport:
     """Load report of the engine in a pod.
 
     Raises:
-        OSError: nothing.
-        TimeoutError: nothing in time.
-        ValidationError: no load report.
+        OSError: the engine does not answer.
+        TimeoutError: the engine does not answer in time.
+        ValidationError: the answer is no load report.
     """
     address = (engine.get("status") or {}).get("podIP")
     if not address:
@@ -129,7 +129,7 @@ async def fetch_over_http(url: str) -> bytes:
 
 
 def container_of(engine: Manifest) -> str:
-    """Changes with each start of the pod's containers."""
+    """Key of the pod's running containers, which changes with each of their starts."""
     metadata, statuses = engine["metadata"], engine.get("status", {}).get("containerStatuses") or ()
     started = sorted(str(status.get("containerID", "")) for status in statuses)
     return ",".join((str(metadata.get("uid", metadata["name"])), *started))

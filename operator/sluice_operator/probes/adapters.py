@@ -1,7 +1,7 @@
-"""The adapters that engines report, asked until they have loaded what they should.
+"""The adapters that engines report, asked until all adapters are loaded.
 
-An engine that has loaded all of a file is not asked again while the file stays the same. Others are
-asked every few seconds.
+An engine that has loaded all of a file is not asked again until the file changes. Others are asked
+every few seconds.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Transport of KV pages to decode engines and its speed, asked until each has measured it.
 
-What an engine has measured first holds as long as its container runs: a status does not follow the
+An engine's first measurement holds while its container runs, so a status does not follow the
 traffic.
 """
 

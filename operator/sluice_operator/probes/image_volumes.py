@@ -1,7 +1,7 @@
 """Whether the API server lets pods mount images as volumes, tested with a dry-run Deployment.
 
-An API server without such volumes, or with the feature gate off, drops the field. It is asked at
-most every ten minutes, so that an upgrade of the cluster is noticed.
+An API server that does not know image volumes, or has the feature gate off, drops the field. It is
+asked at most every ten minutes, so an upgrade of the cluster is noticed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class ImageVolumes:
         self._accepted = False
 
     async def accepted(self) -> bool:
-        """Whether pods with such volumes are accepted; as before when asking fails, at first no."""
+        """Whether pods with image volumes are accepted. If asking fails: the last answer, or False
+        without any."""
         async with self._lock:
             now = self._clock.monotonic()
             if self._asked_at is None or now - self._asked_at >= REFRESH_SECONDS:
@@ -58,7 +59,8 @@ class ImageVolumes:
 
 
 def _deployment(namespace: str) -> Manifest:
-    """One without pods, restricted, so that no admission refuses it for anything else."""
+    """A Deployment without pods, and restricted, so that no admission refuses it for another
+    reason."""
     marks = {"app.kubernetes.io/name": NAME}
     security = {
         "allowPrivilegeEscalation": False,

@@ -1,9 +1,9 @@
 """NetworkIsolated: whether the cluster enforces NetworkPolicies, tested without extra pods.
 
 The operator connects to an engine at a port that the policies forbid it, right after a permitted
-port has accepted. This runs beside reconciles, with one engine of a service at a time, at most
-every ten minutes: enforcement is a property of the cluster's network, not of a pod. Behind a proxy
-that accepts connections itself, such as a mesh's, the result means nothing.
+port has accepted. This runs concurrently with reconciles, with one engine of a service at a time.
+Each service is tested at most every ten minutes, because enforcement is a property of the cluster's
+network. Behind a proxy that accepts connections itself, such as a mesh's, the result means nothing.
 """
 
 from __future__ import annotations

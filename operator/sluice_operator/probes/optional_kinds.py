@@ -1,7 +1,8 @@
 """Kinds that a cluster may lack: which of them the API server serves now, and lets us list.
 
-It is asked at most once a minute, so a kind or a right added later is used without a restart. Only
-its watch needs a restart of the process. Plans leave out objects of absent kinds.
+The API server is asked at most once a minute, so a kind or a right added later is used without a
+restart. Only watching a new kind needs a restart of the process. Plans leave out objects of absent
+kinds.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ logger = logging.getLogger(__name__)
 
 
 class OptionalKinds:
-    """The optional kinds that are used. `namespaces`: those that are served; none means all."""
+    """The optional kinds that the cluster has. `namespaces`: the served namespaces; none means
+    all."""
 
     def __init__(self, client: ApiClient, clock: Clock, namespaces: tuple[str, ...] = ()) -> None:
         self._client = client

@@ -1,7 +1,8 @@
-"""Why a Job has no pod: what the API server answers to a dry run of it.
+"""Why a Job has no pod: the API server's answer to a dry run of that pod.
 
-The Job's controller says it in events alone. To read these is a right to read all that any workload
-of a namespace reports; to make a pod is no more than the Jobs that the operator makes anyway.
+The Job's controller reports the refusal only in events. A right to read events would cover those of
+all workloads of a namespace. A right to create pods adds little, because the operator creates Jobs
+anyway.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from sluice_operator.kube.kinds import POD, Manifest, controller_uid, is_being_d
 from sluice_operator.log import fields
 
 REFUSED_SECONDS: Final = 30.0
-"""How long pods may be refused before a person is needed: less is a quota that was about to be
-raised, or an account that a cache does not have yet."""
+"""Seconds of refusals after which a person is needed. A shorter refusal may be a quota about to be
+raised, or an account that is not in a cache yet."""
 EVERY_SECONDS: Final = 30.0
 MAX_KEPT: Final = 1000
 REFUSALS: Final = frozenset({400, 403, 422})
 """Statuses of an admission's refusal."""
 MISSING_RIGHT: Final = 'cannot create resource "pods"'
 NOT_OF_THE_POD: Final = (MISSING_RIGHT, "being terminated", "support dry run")
-"""Parts of refusals that are not those of the Job's controller: a right of the operator is missing,
-the namespace goes, or a webhook cannot say."""
+"""Parts of refusals that only the operator gets: it lacks a right, the namespace is being deleted,
+or a webhook does not support dry runs."""
 WEBHOOK: Final = "failed calling webhook"
 """Part of the answer where a webhook that has to agree does not answer."""
 
@@ -61,8 +62,8 @@ class RefusedPods:
         self._is_warned = False
 
     async def refusals(self, jobs: Iterable[Manifest], pods: Iterable[Manifest]) -> dict[str, str]:
-        """Why pods of `jobs` are refused, by the Job's uid. `pods`: those that may be theirs, and
-        have not ended."""
+        """Why pods of `jobs` are refused, by the Job's uid. `pods`: running or waiting pods that
+        may be theirs."""
         having = set(map(controller_uid, pods))
         refusals: dict[str, str] = {}
         for job in jobs:
@@ -74,7 +75,7 @@ class RefusedPods:
         return refusals
 
     def again_seconds(self, jobs: Iterable[Manifest]) -> float | None:
-        """When to ask again about those of `jobs` that wait; None: none does."""
+        """Seconds until the next request about one of `jobs` that wait; None: none waits."""
         waits = (self._waits.get(str(job["metadata"]["uid"])) for job in jobs)
         now = self._clock.monotonic()
         return min((max(0.0, wait.next_at - now) for wait in waits if wait), default=None)
@@ -89,7 +90,7 @@ class RefusedPods:
         return wait.refusal
 
     async def _ask(self, job: Manifest) -> str:
-        """The refusal's text; empty where the pod would be made, or that is not known."""
+        """The refusal's text; empty where the pod would be made, or the answer is unknown."""
         try:
             await self._client.would_create(POD, _pod(job))
         except ApiError as error:
@@ -111,8 +112,8 @@ def _makes_pods(job: Manifest) -> bool:
 
 
 def _pod(job: Manifest) -> Manifest:
-    """The pod as the Job's controller would make it. Its name is always the same, as a refusal
-    names it, and a status shows that."""
+    """The pod as the Job's controller would make it. Its name is fixed, because refusals contain it
+    and a status shows them."""
     metadata, template = job["metadata"], job["spec"]["template"]
     owner = {
         "apiVersion": job["apiVersion"],

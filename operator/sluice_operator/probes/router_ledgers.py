@@ -47,7 +47,8 @@ class RouterLedgers:
         return Ledger(**{fate: sum(ledger[fate] for ledger in ledgers) for fate in ledgers[0]})
 
     def again_seconds(self, routers: Iterable[Manifest]) -> float | None:
-        """When to ask again those of `routers` that are asked, ready pods; None: there is none."""
+        """Seconds until one of `routers`, ready pods, is to be asked again; None: none was asked
+        before."""
         answers = [self._answers.get(container_of(pod)) for pod in routers]
         times = [answer.ask_at for answer in answers if answer is not None]
         return max(0.0, min(times) - self._clock.monotonic()) if times else None

@@ -31,7 +31,7 @@ from sluice_operator.service.resolve.spec_errors import SpecErrors, new_findings
 
 AGAIN: Final = Backoff(first_seconds=0.25, cap_seconds=5.0)
 LOOK_SECONDS: Final = 2.0
-"""How often the files are read. The kubelet takes up to a minute to bring others."""
+"""Seconds between two readings of the files. The kubelet takes up to a minute to bring new ones."""
 CERTIFICATE: Final = "tls.crt"
 KEY: Final = "tls.key"
 
@@ -86,7 +86,7 @@ class Admission:
         return tuple(map(str, findings))
 
     async def _first_certificate(self) -> Pair:
-        """The files, once they can be used."""
+        """The certificate, once the folder has one that can be used."""
         is_logged = False
         while (pair := usable_pair(self._endpoint.folder)) is None:
             if not is_logged:
@@ -135,7 +135,7 @@ class Admission:
         )
 
     async def _renew(self, context: ssl.SSLContext, pair: Pair) -> None:
-        """Connections that are open keep the certificate they began with."""
+        """Renews the certificate of the server; open connections keep theirs."""
         while True:
             await self._clock.sleep(LOOK_SECONDS)
             renewed = usable_pair(self._endpoint.folder, pair)
@@ -147,7 +147,7 @@ class Admission:
 
 @dataclass(frozen=True)
 class Pair:
-    """A certificate, and the folder where its key lies beside it."""
+    """A certificate, and the folder with it and its key."""
 
     folder: Path
     certificate: bytes

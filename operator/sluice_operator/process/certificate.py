@@ -90,7 +90,8 @@ async def renew(client: ApiClient, folder: Path, namespace: str, now: datetime) 
     if {certificate.strip() for certificate in bundle} - {
         certificate.strip() for certificate in trusted
     }:
-        # First, so that what is served is trusted whichever of the two a replica has by then.
+        # First, so that replicas are trusted with the former certificate as well as with the new
+        # one.
         await client.apply(CONFIGURATION, _trusting(configuration, bundle), manager=MANAGER)
     if made is not None:
         await client.apply(SECRET, _secret(namespace, made), manager=MANAGER)
@@ -98,7 +99,7 @@ async def renew(client: ApiClient, folder: Path, namespace: str, now: datetime) 
 
 
 def _read(file: Path) -> str:
-    """Empty where there is none yet."""
+    """The text of a file; empty where the file is missing."""
     return file.read_text() if file.exists() else ""
 
 

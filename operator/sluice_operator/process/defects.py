@@ -41,7 +41,7 @@ class Defects:
     clock: Clock
 
     def reported(self, kind: Kind, reconcile: Reconcile) -> Reconcile:
-        """`reconcile` of objects of this kind; whatever it raises is raised on."""
+        """`reconcile` of objects of this kind; its exceptions are reported and raised again."""
 
         async def reporting(key: Key) -> float | None:
             try:
@@ -83,9 +83,8 @@ class Defects:
 
 
 def _message(error: Exception, condition: Manifest | None, generation: int) -> str:
-    """Type and first line of the exception. An earlier message of the same type stays while the
-    spec does: some messages contain addresses, and a changed status would cause an immediate
-    retry."""
+    """Type and first line of the exception. An earlier message stays if it is of the same type and
+    spec. Some messages contain addresses, and a changed status would cause an immediate retry."""
     head = f"A defect of the operator: {type(error).__name__}"
     same = condition is not None and condition.get("observedGeneration") == generation
     if condition is not None and same and condition["message"].startswith(head):

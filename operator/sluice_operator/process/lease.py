@@ -3,10 +3,10 @@
 A standby trusts only its own clock: it takes over when the Lease has not changed for the duration
 stated in it. The holder gives up earlier than that.
 
-The Lease is renewed by a thread, which no work of the main loop delays, and only while the main
-loop beats: one that hangs loses the Lease. `write_seconds` stands before every write: nothing is
-sent without the Lease, and what was sent before ends `grace` after it at the latest. The thread
-has the process ended then, whatever the main loop does. Only afterwards another may lead.
+A thread renews the Lease, so no work of the main loop delays that. It renews only while the main
+loop beats: a loop that hangs loses the Lease. Every write first calls `write_seconds`, so nothing
+is sent without the Lease. Earlier requests end at most `grace` after its loss. The thread then has
+the process ended, even if the main loop hangs. Only after that may another replica lead.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LeaseClient(Protocol):
 
 @dataclass(frozen=True)
 class LeaseName:
-    """Which Lease, and the name this process has in it."""
+    """The Lease, and the identity of this process in it."""
 
     namespace: str
     name: str
@@ -132,8 +132,8 @@ class Leadership:
     ) -> None:
         """Stands by, calls `on_leading`, and leads; calls `on_lost` with the error that ends this.
 
-        Whoever writes cancels it after the last write: then it releases the Lease. It returns if
-        that has not happened `grace` after the loss: the process has to be ended.
+        The caller cancels this after its last write, and the Lease is released. If it was not
+        cancelled `grace` after the loss, this returns, and the process has to be ended.
         """
         try:
             await self._lead(on_leading, on_lost)
@@ -191,8 +191,8 @@ class Leadership:
             pause_seconds = self._timing.renew_every if renewed else self._timing.retry_every
 
     async def release(self) -> None:
-        """Lets the next replica lead at once, if the Lease is held; nothing is written from then
-        on. Best effort: the Lease runs out by itself."""
+        """Lets the next replica lead at once, if this one holds the Lease; nothing is written after
+        that. Best effort: the Lease runs out by itself."""
         held, self._held = self._held, None
         if held is None:
             return
@@ -204,7 +204,8 @@ class Leadership:
         logger.info("leadership given up", extra=self._fields())
 
     async def try_acquire(self) -> bool:
-        """One look at the Lease, and an attempt to take it if it is free."""
+        """Reads the Lease, and tries to take it if it is free; returns whether this replica has
+        it."""
         lease = await self._client.get(LEASE, self._name.namespace, self._name.name)
         try:
             if lease is None:
@@ -218,7 +219,7 @@ class Leadership:
         return True
 
     def _left_seconds(self) -> float:
-        """Until a holder that has not renewed it has to stop."""
+        """Seconds until a holder that has not renewed the Lease has to stop."""
         return self._renewed_at + self._timing.give_up - self._clock.monotonic()
 
     async def _try_acquire_safely(self) -> bool:
@@ -264,7 +265,8 @@ class Leadership:
             return await self._client.replace(LEASE, self._body(ours, holder))
 
     async def _take(self, write: Awaitable[Manifest]) -> None:
-        """Holds the Lease that `write` brings, as of the time before it."""
+        """Takes the Lease that `write` returns. It counts as renewed at the time before the
+        write."""
         started_at = self._clock.monotonic()
         held = await write
         self._renewed_at, self._held = started_at, held

@@ -24,7 +24,7 @@ class Health:
     state: str = "starting"
     ready: Callable[[], bool] = lambda: False
     blocked: Callable[[], str] = lambda: ""
-    """Why it cannot work, though it leads or stands by; empty when it can."""
+    """Why the operator cannot work, though it leads or stands by; empty when it can."""
 
 
 @asynccontextmanager

@@ -124,7 +124,7 @@ class BlockedGauge(Collector):
         self._blocked = blocked
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """The family, with a series for each."""
+        """The family, with a series for each kind that cannot be read."""
         family = _family(self._metric)
         for verb, kind, namespace in self._blocked():
             family.add_metric((kind.kind, namespace or "", verb), 1)

@@ -135,8 +135,8 @@ async def _serve(parts: Parts) -> None:
 
 
 async def _elected(parts: Parts) -> None:
-    """Stands by, and then leads, for as long as a thread of its own holds the Lease. That thread
-    ends the process if this function does not end soon after the Lease was lost."""
+    """Stands by, and then leads, while a thread of its own holds the Lease. That thread ends the
+    process if this function does not end soon after the Lease was lost."""
     await parts.rights.has_looked.wait()
     parts.health.state = "standing by"
     parts.leadership.heartbeat.beat()
@@ -202,7 +202,7 @@ async def _lead(parts: Parts) -> None:
                 journals.run(),
             )
         except asyncio.CancelledError:
-            if parts.leadership.is_held:  # it is told to end
+            if parts.leadership.is_held:  # ended by a signal, not by the loss of the Lease
                 await journals.flush()
             raise
 

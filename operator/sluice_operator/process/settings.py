@@ -33,7 +33,7 @@ def _split(value: Any) -> Any:
 
 
 def _with_port(url: str) -> str:
-    """Raises ValueError where the port is none: a NetworkPolicy names it."""
+    """`url`. Raises ValueError for an invalid port, because NetworkPolicies name the port."""
     _ = urlsplit(url).port
     return url
 
@@ -48,7 +48,8 @@ def _certificates(pem: str) -> str:
 
 
 def _proxy(url: str) -> str:
-    """Raises ValueError where it is none, or has a user, who would stand in every Job."""
+    """`url`. Raises ValueError if it is no proxy, or contains a user, who would be visible in every
+    Job."""
     if not re.fullmatch(PROXY, url):
         raise ValueError("http://host:port, without a user")
     return _with_port(url)
@@ -68,19 +69,20 @@ class Settings(BaseModel):
     engine_image: str = Field(min_length=1)
     router_image: str = Field(min_length=1)
     gpu_engine_image: str = ""
-    """For pools with NVIDIA's GPUs; without it, they have to name their image."""
+    """Engine image of pools with NVIDIA's GPUs; without it, these have to name their image."""
     fetch_image: str = ""
-    """Brings models into the cluster; without it, models that need it are refused."""
+    """Image of the fetcher, which brings models into the cluster; without it, models that need it
+    are refused."""
     namespaces: Annotated[tuple[str, ...], BeforeValidator(_split)] = ()
     """Namespaces to serve; none: the whole cluster."""
     api_server_ports: Annotated[tuple[Port, ...], BeforeValidator(_split), Field(min_length=1)] = (
         API_SERVER_PORTS
     )
-    """Ports at which the routers' NetworkPolicy lets them reach the API server: those it listens
-    on itself, behind its Service."""
+    """Ports at which the routers' NetworkPolicy lets them reach the API server: the ports that it
+    listens on itself, not those of its Service."""
     runbook_url_base: str = Field(default="", pattern=r"^https?://[^\s/]\S*$")
-    """Where the files of docs/runbooks are: `runbook_url` of alerts is this and the file's name;
-    unset: alerts have none."""
+    """Base URL of docs/runbooks: `runbook_url` of alerts is this and the file's name. Empty: alerts
+    have none."""
     hub_endpoint: Annotated[str, AfterValidator(_with_port)] = Field(
         default=HUB_ENDPOINT, pattern=r"^https?://[^/\s@]+(/[^\s?#]*)?$"
     )
@@ -94,9 +96,10 @@ class Settings(BaseModel):
     https_proxy: ProxyUrl = ""
     """Proxy of containers that fetch models, for requests to https addresses."""
     no_proxy: str = Field(default="", max_length=4096)
-    """Hosts that they ask without a proxy, separated by commas."""
+    """Hosts that fetching containers ask without a proxy, separated by commas."""
     hub_ca: Annotated[str, AfterValidator(_certificates)] = Field(default="", max_length=65536)
-    """PEM certificates of authorities that they trust beside the public ones."""
+    """PEM certificates of authorities that fetching containers trust in addition to the public
+    ones."""
     workers: int = Field(default=8, ge=1, le=256)
     """How many reconciles may run at once."""
     resync_seconds: float = Field(default=600.0, ge=0.1)
@@ -108,9 +111,10 @@ class Settings(BaseModel):
     metrics_port: int = Field(default=ports.OPERATOR_METRICS, ge=0, le=65535)
     health_port: int = Field(default=ports.OPERATOR_HEALTH, ge=0, le=65535)
     admission_port: int = Field(default=0, ge=0, le=65535)
-    """Where changes of InferenceServices are validated before they are stored; 0: nowhere."""
+    """Port at which changes of InferenceServices are validated before they are stored; 0: none."""
     admission_folder: str = Field(default="/etc/sluice/admission", min_length=1)
-    """With its certificate: tls.crt and tls.key, which are read again when they change."""
+    """Folder with the certificate of that port: tls.crt and tls.key, which are read again when they
+    change."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_format: Format = "text"
     """`text`: key=value pairs; `json`: an object a line."""

@@ -38,7 +38,8 @@ def take_signals(on_signal: Callable[[], None]) -> None:
 
 
 class ThreadRun:
-    """One run of `main` in a thread with an event loop, which keeps no process from ending."""
+    """One run of `main` in a thread with an event loop. The thread does not keep the process
+    alive."""
 
     def __init__(self, name: str, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._name = name
@@ -64,7 +65,7 @@ class ThreadRun:
             asyncio.run(self._cancellable())
         except asyncio.CancelledError:
             pass
-        except BaseException as raised:  # whatever it is, somebody waits for the end
+        except BaseException as raised:  # any error: somebody waits for the end
             error = raised
         with suppress(RuntimeError):  # nobody waits any more
             self._waiting_loop.call_soon_threadsafe(self.ended.set_result, error)

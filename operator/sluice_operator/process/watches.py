@@ -35,7 +35,7 @@ IDENTITY: Final[Any] = "sluice-operator"
 """A fixed identity among Kopf's peers, of which there are none: otherwise Kopf asks for the
 process's user name, which a pod does not have."""
 LASTING_SECONDS: Final = 60.0
-"""A run that lasted so long was no failure to start."""
+"""Seconds after which a run of Kopf no longer counts as a failure to start."""
 
 logger = logging.getLogger(__name__)
 

@@ -51,8 +51,8 @@ _OF_EACH_OF_TWO_POOLS = (*_OF_EACH_POOL, NETWORK_POLICY)
 def child_names(
     service: Manifest, optional_kinds: tuple[Kind, ...], *, with_ca: bool = False
 ) -> frozenset[Name]:
-    """Kind and name of every child of an InferenceService but the ConfigMaps of its pods.
-    `with_ca`: what downloads trusts certificates that the operator was given."""
+    """Kind and name of every child of an InferenceService, except ConfigMaps named by their
+    content. `with_ca`: whether downloads trust certificates from the operator's settings."""
     name, roles = service["metadata"]["name"], _roles(service)
     pool_kinds = _OF_EACH_POOL if len(roles) == 1 else _OF_EACH_OF_TWO_POOLS
     monitors = (POD_MONITOR,) if POD_MONITOR in optional_kinds else ()

@@ -1,4 +1,4 @@
-"""Which services a change of nodes concerns: those that ask for an accelerator of such a node.
+"""Which services a change of nodes concerns: those that ask for an accelerator of a changed node.
 
 Changes are collected for a moment, so that a group of new nodes causes one check. Services without
 an accelerator are never concerned.
@@ -70,6 +70,7 @@ def concerns(service: Manifest, changes: Iterable[NodeChange]) -> bool:
 
 
 def _has_devices(change: NodeChange) -> bool:
-    """Resources of devices have a domain in their names, as `nvidia.com/gpu`."""
+    """Whether the node has or had devices: resources with a domain in their names, as
+    `nvidia.com/gpu`."""
     nodes = (node for node in change if node is not None)
     return any("/" in name for node in nodes for name in node["status"]["allocatable"])

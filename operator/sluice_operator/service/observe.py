@@ -113,7 +113,7 @@ class ServiceObserved:
     fetchers: tuple[Manifest, ...] = ()
     """Pods of the Jobs that bring the model; only of a service whose model is downloaded."""
     progress: FetchProgress | None = None
-    """How far they are, where one of them says so."""
+    """Progress of the download, if one of the pods reports it."""
     refused_jobs: Mapping[str, str] = field(default_factory=dict)
     """Why the API server makes no pod of a Job of the service, by the Job's uid."""
     nodes: tuple[Manifest, ...] | None = None
@@ -125,7 +125,7 @@ class ServiceObserved:
     """Kinds of `OPTIONAL_CHILDREN` that the cluster has."""
     installation: Installation = Installation()
     accepts_image_volumes: bool = False
-    """Whether pods may mount images; only asked for a service whose model is one."""
+    """Whether pods may mount images; only determined for a service whose model is an image."""
     isolation: Check | None = None
     """Whether NetworkPolicies are enforced; None: not tested."""
     ledger: Ledger | None = None
@@ -133,8 +133,7 @@ class ServiceObserved:
     foreign: tuple[Manifest, ...] = ()
     """Objects with the service's label that another living controller has: no children."""
     look_again_seconds: float | None = None
-    """Seconds until the service is observed again although no event tells; None: events are
-    enough."""
+    """Seconds until the service is observed again without an event; None: events are enough."""
 
 
 @dataclass(frozen=True)
@@ -237,8 +236,8 @@ class ServiceObserver:
         return sooner(isolation, ledgers, refused)
 
     async def _isolation(self, key: Key, children: Children, selector: str) -> Check | None:
-        """Check of isolation for engines of every role; their pods are only read when one is to be
-        asked."""
+        """Check of network isolation for engines of every role. Reads their pods only if one has to
+        be asked."""
         if self.isolation is None:
             return None
         engines: tuple[Manifest, ...] = ()

@@ -127,7 +127,7 @@ def _paused(plan: ServicePlan) -> ServicePlan:
 
 
 def _first_delivery(children: Children, top: Owner, delivery: Delivery) -> ServicePlan:
-    """Brings the first model: nothing was carried out before."""
+    """The plan that brings the model of a service for which nothing was carried out yet."""
     desired = {identity(manifest) for manifest in delivery.manifests}
     prune = tuple(
         reference_to(job, SERVICE_CHILDREN)
@@ -278,8 +278,8 @@ def _named(observed: ServiceObserved, kind: Kind, name: str) -> Manifest | None:
 
 
 def _has_pool(observed: ServiceObserved, top: Owner) -> bool:
-    """Whether the InferencePool is there. A route to one that the API server refuses, or that
-    somebody has deleted, would lead nowhere; the Service is there all the time."""
+    """Whether the InferencePool is there. While it is refused by the API server, or deleted by
+    somebody, a route to it would lead nowhere; a route to the Service always works."""
     pool = _named(observed, INFERENCE_POOL, top.service)
     return pool is not None and not is_being_deleted(pool)
 
@@ -337,8 +337,8 @@ def _is_ours(child: Manifest, top: Owner) -> bool:
 
 
 def _adoptions(children: Children, top: Owner, plan: Plan) -> Iterator[Adoption]:
-    """Children that are neither applied nor removed, and whose owner is gone. Those of a pool are
-    its own plan's."""
+    """Children that are neither applied nor removed, and whose owner is gone. The plan of each pool
+    adopts the pool's own children."""
     if top.uid is None:
         return
     pools = {pool["metadata"]["uid"] for pool in of_kind(children, ENGINE_POOL)}

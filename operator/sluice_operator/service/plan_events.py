@@ -48,9 +48,9 @@ def created(children: Children, apply: Iterable[Manifest]) -> tuple[Event, ...]:
 def scaled(
     children: Children, planned: Mapping[str, Manifest], spec: InferenceServiceSpec
 ) -> tuple[Event, ...]:
-    """Events about pools with a new number of engines; `planned` by the pool's name. A pool made
-    from the same plan was edited by somebody: the revert is reported instead. A pool whose number
-    is not set here reports it by its own plan."""
+    """Events about pools with a new number of engines; `planned`: by the pool's name. A pool that
+    was already made from this plan has been edited, so its revert is reported instead. A pool whose
+    number is not set here reports the number by its own plan."""
     return tuple(
         Event("Normal", "Scaled", _scaling(pool, desired, spec), written=(identity(pool),))
         for pool in of_kind(children, ENGINE_POOL)
@@ -62,8 +62,8 @@ def scaled(
 
 
 def rolling_out(children: Children, planned: Mapping[str, Manifest]) -> tuple[Event, ...]:
-    """Events about pools with a new revision, and its cause; `planned` by name. A pool that was
-    already asked for this revision, but whose event was not recorded yet, gets it once."""
+    """Events about pools with a new revision, and its cause; `planned`: by the pool's name. A pool
+    that has been asked for the revision, but did not get its event, gets it once."""
     return tuple(
         Event("Normal", ROLLING_OUT, _rollout(pool, desired, old), written=(identity(pool),))
         for pool in of_kind(children, ENGINE_POOL)
@@ -75,8 +75,8 @@ def rolling_out(children: Children, planned: Mapping[str, Manifest]) -> tuple[Ev
 
 
 def leaves_restricted(children: Children, planned: Mapping[str, Manifest]) -> tuple[Event, ...]:
-    """Events about pools whose engines need more rights than the standard restricted allows, until
-    they exist. `planned` by the pool's name."""
+    """Events about new pools whose engines need more rights than the Pod Security Standard
+    restricted allows. `planned`: by the pool's name."""
     there = {pool["metadata"]["name"] for pool in of_kind(children, ENGINE_POOL) if _rdma(pool)}
     new = [desired["spec"]["role"] for name, desired in planned.items() if _rdma(desired)
            and name not in there]  # fmt: skip
@@ -100,8 +100,8 @@ def _rdma(pool: Manifest) -> bool:
 def replaced(
     children: Children, planned: Mapping[str, Manifest], former: Iterable[Manifest]
 ) -> tuple[Event, ...]:
-    """Event that `former` pools that are scaled from outside will go. It comes when the `planned`
-    pools that replace them are made, so that their scaler can be changed in time."""
+    """The event that `former` pools, scaled from outside, will go. It is recorded when the
+    `planned` pools that replace them are made, so that their scaler can be changed in time."""
     targets = [pool["metadata"]["name"] for pool in former if _is_scaled_outside(children, pool)]
     there = {identity(pool) for pool in of_kind(children, ENGINE_POOL)}
     new = tuple(child for child in map(identity, planned.values()) if child not in there)
@@ -113,8 +113,8 @@ def replaced(
 
 
 def _is_scaled_outside(children: Children, pool: Manifest) -> bool:
-    """Whether the spec that the pool was made for leaves its number to others. Without a record of
-    that spec: whether another than the operator owns it."""
+    """Whether something outside the operator scales a pool: by the spec that the pool was made for
+    or, without a record of that, by the owner of its number."""
     role = Role(pool["spec"]["role"])
     if (spec := revisions_of(children).spec_with({role})) is not None:
         return replicas_owner(spec, role) is ReplicasOwner.EXTERNAL

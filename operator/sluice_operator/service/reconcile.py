@@ -1,6 +1,6 @@
 """One InferenceService: observe everything once → plan → apply what differs → report.
 
-The same for every cause: created, changed, a child changed, nothing changed.
+Every cause leads to all of these steps: created, changed, a child changed, nothing changed.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ NAME_CONFLICT_SECONDS: Final = 5.0
 """Interval for checking whether a name is free again: objects of others are not watched."""
 
 DRAINING_SECONDS: Final = 5.0
-"""Interval for checking whether pods have left whose pool is gone: they concern no other object."""
+"""Seconds between two checks whether pods of a deleted pool have left: they concern no other
+object."""
 
-TOLD_BEFORE_SECONDS: Final = 1.0
-"""How long the status says that nobody will be served before the engine ends."""
+ANNOUNCED_SECONDS: Final = 1.0
+"""Seconds between the status that nobody will be served, and the end of the engine."""
 
 NOTABLE: Final = frozenset({reasons.RESOLVING, reasons.FETCHING})
 """Reasons that are an event on the service: what engines wait for before they are created.
@@ -71,7 +72,7 @@ class ServiceReconcile:
         try:
             outcome = await self.executor.carry_out(live, plan, observed.children)
         except RequestError:
-            self.autoscaling.service_seen(key, scaled)  # what serves is scaled all the same
+            self.autoscaling.service_seen(key, scaled)  # the serving spec stays scaled
             raise
         self.autoscaling.service_seen(key, scaled)
         scaling = self.autoscaling.last_scaling(key)
@@ -85,16 +86,16 @@ class ServiceReconcile:
 def _look_again_seconds(
     observed: ServiceObserved, plan: ServicePlan, now: datetime
 ) -> float | None:
-    """When to look at what no event announces."""
+    """Seconds until the next look at something that no event announces."""
     if plan.refusal is not None and plan.refusal.reason == reasons.NAME_TAKEN:
         return NAME_CONFLICT_SECONDS
     if plan.delivery.waiting is not None and any(map(is_running, observed.fetchers)):
         return EVERY_SECONDS
     if plan.rollout is not None and plan.rollout.reason == INTERRUPTS:
-        return TOLD_BEFORE_SECONDS
+        return ANNOUNCED_SECONDS
     if plan.former_gpus:
         return DRAINING_SECONDS
-    # Pods of routers that wait, and of engines that should leave.
+    # Pods of routers may wait too long, and pods of engines may fail to leave.
     waits = seconds_to_next((*observed.pods, *observed.engines), PROGRESS_SECONDS, now)
     refused = _routers_again_seconds(observed, plan, now)
     return sooner(observed.look_again_seconds, waits, refused)
@@ -103,7 +104,7 @@ def _look_again_seconds(
 def _routers_again_seconds(
     observed: ServiceObserved, plan: ServicePlan, now: datetime
 ) -> float | None:
-    """When refused pods of the routers need a person."""
+    """Seconds until refused pods of the routers need a person."""
     if plan.router is None:
         return None
     deployments = of_kind(observed.children, DEPLOYMENT)

@@ -44,7 +44,7 @@ ROUTER_SIDECARS: Final = "spec.router.template.sidecars"
 ROUTER_PORTS: Final = (ports.ROUTER_HTTP, ports.ROUTER_METRICS)
 DRAFT: Final = "speculation.draft.uri"
 DRAFT_URI: Final = f"{FOLDER_URI}|{REPOSITORY_URI}|dummy://[A-Za-z0-9][-._A-Za-z0-9]*"
-"""Where engines can have a draft model from."""
+"""URIs from which engines can load a draft model."""
 DRAFTS_ALLOWED: Final = (
     "pvc://claim/path, file:///path, dummy://name, without '..', or "
     "hf://org/name@revision beside spec.model.cache, to which it is downloaded"
@@ -140,8 +140,8 @@ class _SettingError(NamedTuple):
 
     @classmethod
     def of(cls, spec: InferenceServiceSpec, role: Role, error: ConfigError) -> _SettingError:
-        """`error` of the settings of `role`. Where these are merged, the other settings that it
-        names follow with the fields that they are from."""
+        """`error` of the settings of `role`. Where pools merge their settings, the error names the
+        values and fields of other settings that it refers to."""
         field = f"{spec.engine_place(role, error.key)}.{error.key}"
         written = spec.engine_of(role).to_json_dict() if spec.merges_settings(role) else {}
         beside = [
@@ -171,7 +171,8 @@ def scaling_contradictions(spec: InferenceServiceSpec) -> Iterator[Refusal]:
 
 
 def _of_fixed_pools(spec: InferenceServiceSpec, scaling: AutoscalingSpec) -> Iterator[Refusal]:
-    """Settings without effect where no pool is scaled. A budget still bounds roll-outs."""
+    """Refusals of settings that have no effect because no pool is scaled. A budget is not refused:
+    it still limits roll-outs."""
     places = [f"{AUTOSCALING}.minReplicas and maxReplicas"]
     places += ["spec.prefill.autoscaling"] if spec.is_disaggregated else []
     allowed = f"beside {' or '.join(places)}: no pool is scaled"
@@ -228,8 +229,8 @@ def _not_allowed(name: str, value: object, allowed: str) -> Refusal:
 
 
 def adapter_contradictions(spec: InferenceServiceSpec) -> Iterator[Refusal]:
-    """Adapters named like the model, more claims than a pod can mount, and user mounts at the path
-    of a claim."""
+    """Refusals of adapters named like the model, of more claims than a pod can mount, and of user
+    mounts at the path of a claim."""
     if spec.model.adapters is None:
         return
     for index, adapter in enumerate(spec.model.adapters):
@@ -247,8 +248,8 @@ def adapter_contradictions(spec: InferenceServiceSpec) -> Iterator[Refusal]:
 
 
 def bucket_refusals(spec: InferenceServiceSpec) -> Iterator[Refusal]:
-    """A bucket's model without a cache: no engine's pod is given a bucket's credentials. And one
-    at a branch or a tag, which a bucket does not have."""
+    """Refusals of a bucket's model without a cache, because no engine's pod gets a bucket's
+    credentials; and of a branch or a tag, which a bucket does not have."""
     model = spec.model
     if scheme_of(model.uri) not in BUCKETS:
         return
@@ -264,7 +265,7 @@ def bucket_refusals(spec: InferenceServiceSpec) -> Iterator[Refusal]:
 
 
 def draft_refusals(spec: InferenceServiceSpec) -> Iterator[Refusal]:
-    """Draft models from where engines cannot have them."""
+    """Refusals of draft models at addresses from which engines cannot load them."""
     for role in spec.roles:
         if refused := refused_draft(spec.engine_of(role), spec.model.cache):
             field = f"{spec.engine_place(role, DRAFT)}.{DRAFT}"

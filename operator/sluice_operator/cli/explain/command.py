@@ -1,6 +1,6 @@
 """`sluice explain -f service.yaml [--nodes nodes.yaml | --accelerator NAME]`: the reasoning.
 
-Parses, delegates, prints. What is refused is refused as in `sluice plan`.
+Parses, delegates, prints. Refuses the services that `sluice plan` refuses.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ REFUSED: Final = 1
 UNUSABLE: Final = 2
 PROMPT_TOKENS: Final = 1155
 ANSWER_TOKENS: Final = 211
-"""Means of Azure's conversations of 2023 (AzurePublicDataset, AzureLLMInferenceTrace_conv)."""
+"""Mean tokens of a prompt and of an answer in Azure's conversations of 2023 (AzurePublicDataset,
+AzureLLMInferenceTrace_conv)."""
 Ask = Callable[[Question], Answer]
 
 

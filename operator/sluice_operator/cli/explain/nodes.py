@@ -52,9 +52,9 @@ def _items(document: Any) -> list[Any]:
 
 
 def on_accelerator(document: Any, product: str) -> tuple[Any, tuple[Manifest, ...]]:
-    """A service whose pools all ask for a product, and a node for each pool that has it. Pools that
-    name another product get this one; how many each engine has stays. What has another type than
-    it should stays, too: the service is refused for it."""
+    """A service whose pools all ask for `product`, and for each pool a node that has it. Pools that
+    name another product get this one, and keep their number of GPUs. Values of a wrong type stay,
+    and the service is refused for them."""
     if not isinstance(document, Mapping) or not isinstance(document.get("spec"), Mapping):
         return document, ()
     spec = dict(document["spec"])

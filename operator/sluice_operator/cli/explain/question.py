@@ -56,7 +56,7 @@ def question(spec: InferenceServiceSpec, pool: PlannedPool, load: Load) -> Quest
 
 
 def promise_of(spec: InferenceServiceSpec) -> Promise:
-    """The service's, else what is assumed."""
+    """The promise of the service; an assumed one where it has none."""
     slo = spec.slo
     ttft = slo.ttft_milliseconds / 1000 if slo and slo.ttft_milliseconds else TTFT_SECONDS
     itl = slo.itl_milliseconds / 1000 if slo and slo.itl_milliseconds else ITL_SECONDS

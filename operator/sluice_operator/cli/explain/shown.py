@@ -24,8 +24,7 @@ WHY: Final = {
     "kvPoolTokens": "prompts and answers that fit at once",
     "pageSize": "tokens of a page: what a hand-over and the prefix cache count in",
 }
-"""Settings to show, with their meaning: those that an accelerator decides, or that people usually
-set."""
+"""Settings to show, with their meaning. An accelerator decides them, or people usually set them."""
 
 ARRANGED: Final[dict[ArrangementName, str]] = {
     "whole": "whole prompts",

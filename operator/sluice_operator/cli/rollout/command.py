@@ -120,7 +120,7 @@ async def _edit(
 
 
 def _seconds(word: str) -> float:
-    """A length of time as kubectl takes it: 90, 90s, 15m, 1h; 0: without an end."""
+    """Seconds of a duration in kubectl's spelling: 90, 90s, 15m, 1h. 0: no time limit."""
     unit = {"s": 1, "m": 60, "h": 3600}.get(word[-1:], 0)
     value = float(word[:-1]) * unit if unit else float(word)
     if not 0 <= value < float("inf"):

@@ -74,7 +74,8 @@ def bars(service: Manifest) -> Iterator[str]:
 
 
 def bar(share: float, cells: int, then: float = 0.0) -> str:
-    """`share` as a heavy line, `then` as a light one; neither is drawn full before it is."""
+    """A bar of `cells` characters: `share` as a heavy line, then `then` as a light one. Rounded
+    down, so a line is full only if its share is."""
     heavy = int(share * cells)
     light = int((share + then) * cells) - heavy
     return "━" * heavy + "─" * light + "·" * (cells - heavy - light)

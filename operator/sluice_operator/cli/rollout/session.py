@@ -104,6 +104,6 @@ class Session:
 
 @asynccontextmanager
 async def session(namespace: str | None, name: str) -> AsyncIterator[Session]:
-    """A session with the cluster of the kubeconfig's context; `namespace` None: that one's."""
+    """A session with the cluster of the kubeconfig's context; `namespace` None: the context's."""
     async with aclosing(Connection(TIMEOUT_SECONDS)) as connection:
         yield Session(connection, namespace or await connection.namespace(), name)

@@ -64,8 +64,8 @@ def target(service: Manifest, children: tuple[Manifest, ...], number: int | None
 
 
 def undone(spec: Manifest, former: Manifest) -> Manifest:
-    """`former` with the numbers of `spec`. With `prefill` in one of the two alone, the numbers of
-    engines are those of `former`: they count other engines."""
+    """`former` with the numbers of `spec`. If only one of the two has `prefill`, the numbers of
+    engines stay those of `former`, because those of `spec` count engines of other pools."""
     restored = copy.deepcopy(former)
     _take(restored, spec, "paused")
     _take_numbers(restored, spec)
@@ -90,7 +90,7 @@ def _add_hub(model: Manifest, spec: Manifest) -> None:
 
 
 def _take_numbers(restored: Manifest, spec: Manifest) -> None:
-    """How many engines and routers there are now."""
+    """Gives `restored` the numbers of engines and routers that `spec` has now."""
     if mode_of(restored) == mode_of(spec):
         for key in NUMBERS:
             _take(restored, spec, key)

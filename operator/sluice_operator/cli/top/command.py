@@ -94,7 +94,8 @@ async def _follow(
 
 
 async def _next(reader: Reader, last: Snapshot) -> Snapshot:
-    """The cluster now; while the API server refuses or is away, what it said last, with a note."""
+    """The cluster now. While the API server refuses or does not answer: the last snapshot, with a
+    note."""
     try:
         return await reader.snapshot()
     except OperatorError as error:
@@ -103,7 +104,7 @@ async def _next(reader: Reader, last: Snapshot) -> Snapshot:
 
 
 def _cancelled_by_signals() -> list[int]:
-    """SIGINT and SIGTERM from now on cancel the current task, and are in the list."""
+    """Makes SIGINT and SIGTERM cancel the current task. The list returned gets their numbers."""
     received: list[int] = []
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None

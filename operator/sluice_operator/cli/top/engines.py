@@ -169,7 +169,7 @@ def _why(pod: Manifest, facts: _Facts) -> str:
 
 
 def _left(pod: Manifest, now: datetime) -> str:
-    """The time until kubelet kills it, whatever it still answers."""
+    """Text of the time until kubelet kills the pod, even if it still answers requests."""
     end = datetime.fromisoformat(pod["metadata"]["deletionTimestamp"])
     seconds = math.ceil((end - now).total_seconds())
     return f", {seconds} s left" if seconds > 0 else ""

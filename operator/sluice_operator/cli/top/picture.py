@@ -47,7 +47,7 @@ class Look(NamedTuple):
         return self.width >= WIDE
 
     def name(self, engine: str, pool: str) -> str:
-        """A pod's name; where it is narrow, its revision and its last part."""
+        """A pod's name; in a narrow terminal, its revision and its last part."""
         if self.is_wide:
             return engine
         first, _, rest = engine.removeprefix(f"{pool}-").partition("-")
@@ -162,7 +162,7 @@ def _scaling(scaling: Manifest, now: datetime) -> Text:
 
 
 def _slo(scaling: Manifest, pools: Iterable[PoolRow]) -> Text:
-    """The share of requests that kept it, and what waits now at the engines that answer."""
+    """The share of requests that kept the SLO, and how many wait now at engines with an SLO."""
     text = Text()
     if (share := scaling.get("inTimePercent")) is not None:
         text.append(f"{share} % of {scaling.get('inTimeRequests', 0):,} requests kept it")

@@ -27,7 +27,7 @@ from sluice_operator.kube.errors import FORBIDDEN, ApiError, UnavailableError
 from sluice_operator.kube.kinds import ENGINE_POOL, INFERENCE_SERVICE, POD, Kind, Manifest
 
 MOST_AT_ONCE: Final = 16
-"""Routers that are asked at the same time."""
+"""Most routers that are asked at a time."""
 
 Key = tuple[str, str]
 """Namespace and name of a service."""

@@ -99,7 +99,8 @@ def document(translation: Translation) -> dict[str, Any]:
 
 
 def make_acceptable(translation: Translation) -> tuple[Finding, ...]:
-    """Leave out what plan would refuse and engines can do without; what it would still refuse."""
+    """Leaves out settings that plan would refuse and engines can do without; returns what plan
+    still refuses."""
     if "uri" not in translation.spec.get("model", {}):
         return (Finding("model.uri", "no flag names the model"),)
     spec = translation.spec

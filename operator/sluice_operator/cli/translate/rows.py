@@ -1,7 +1,7 @@
 """One row per flag: its name in another engine, our setting, and how the two differ.
 
-And how values of other engines are read: each reader raises ValueError for what it does not
-understand, and NotCarriedError for what it understands and a service cannot have.
+Readers convert the values of other engines. Each raises ValueError for values that it does not
+understand, and NotCarriedError for values that a service cannot have.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def percent(text: str) -> int | Partly:
 
 
 def count(least: int) -> Convert:
-    """An integer that is no smaller."""
+    """Converter of integers, which refuses those below `least`."""
 
     def convert(text: str) -> int:
         if (value := number(text)) < least:
@@ -73,7 +73,7 @@ def count(least: int) -> Convert:
 
 
 def only_one(why: str) -> Convert:
-    """The number 1, which changes nothing; a larger one is refused, saying `why`."""
+    """Converter of the number 1, which changes nothing; a larger one is refused, saying `why`."""
 
     def convert(text: str) -> int:
         if number(text) != 1:
@@ -89,13 +89,13 @@ def largest(text: str) -> int:
 
 
 def names(text: str) -> dict[str, Any]:
-    """The name of a model, and its further ones."""
+    """The name of a model and, from further words, its aliases."""
     first, *more = text.split()
     return {"name": first, **({"aliases": more} if more else {})}
 
 
 def gigabytes(unit: str) -> Convert:
-    """A size in `G` or `Gi`, as Kubernetes writes it."""
+    """Converter of a size in `G` or `Gi`, as Kubernetes writes it."""
 
     def convert(text: str) -> str:
         size = fraction(text)
@@ -125,8 +125,9 @@ def one_of(names: Mapping[str, Any]) -> Convert:
     return convert
 
 
-def those(*kept: str, lost: str) -> Convert:
-    """Values that need no setting; of any other, `lost` says why it is not carried over."""
+def only_default(*kept: str, lost: str) -> Convert:
+    """Converter that accepts the values `kept`, which need no setting, and refuses others for the
+    reason `lost`."""
 
     def convert(text: str) -> str:
         if text not in kept:
@@ -193,7 +194,7 @@ class Flag:
     """A flag of another engine."""
 
     names: tuple[str, ...]
-    """Without dashes in front; the first is shown."""
+    """Names without leading dashes; the first is shown."""
     path: str = ""
     """Our setting, below `spec`; empty: there is nothing to set."""
     says: str = ""
@@ -207,12 +208,12 @@ class Flag:
     is_secret: bool = False
     """Its value is not shown."""
     many: bool = False
-    """Takes all words up to the next flag."""
+    """Whether it takes all words up to the next flag."""
     yields: bool = False
     """Gives way to another flag for the same setting; two others with different values are an
     error."""
     lost: bool = False
-    """What it asks for is not carried over; `says` has the reason."""
+    """Whether the flag's request is not carried over; `says` has the reason."""
     needs: str = ""
     """A path that another flag has to set; else it is not carried over, for the reason `says`."""
 
@@ -310,13 +311,13 @@ COMMON: Final = (
         ("load-format",),
         "",
         "as it is here",
-        those("auto", "safetensors", lost="weights are read from safetensors alone"),
+        only_default("auto", "safetensors", lost="weights are read from safetensors alone"),
     ),
     Flag(
         ("tokenizer-mode",),
         "",
         "as it is here",
-        those("auto", "hf", "fast", lost="the fast tokenizer is used"),
+        only_default("auto", "hf", "fast", lost="the fast tokenizer is used"),
     ),
     Flag(
         ("api-key",),

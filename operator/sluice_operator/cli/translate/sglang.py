@@ -20,11 +20,11 @@ from sluice_operator.cli.translate.rows import (
     needless,
     number,
     one_of,
+    only_default,
     only_one,
     percent,
     sets,
     switch,
-    those,
 )
 
 POLICIES: Final = ("fcfs", "lpm", "random", "dfs-weight", "lof", "priority")
@@ -34,7 +34,8 @@ EVICTIONS: Final = ("lru", "lfu", "fifo", "slru")
 
 
 def drafts(text: str) -> int:
-    """SGLang counts the token that is verified before the drafts, too: 4 are 3 drafts."""
+    """Number of drafts. SGLang also counts the token that is verified before them: its 4 are 3
+    drafts."""
     if (tokens := number(text)) < 2:
         raise ValueError("a whole number, at least 2")
     return tokens - 1
@@ -193,7 +194,7 @@ FLAGS: Final = (
         ("speculative-eagle-topk",),
         "",
         "as it is here",
-        those("1", lost="drafts are a chain, not a tree"),
+        only_default("1", lost="drafts are a chain, not a tree"),
     ),
     Flag(
         ("enable-hierarchical-cache",),
@@ -296,13 +297,13 @@ FLAGS: Final = (
         ("grammar-backend",),
         "",
         "as it is here",
-        those("llguidance", lost="llguidance checks structured output"),
+        only_default("llguidance", lost="llguidance checks structured output"),
     ),
     Flag(
         ("sampling-defaults",),
         "",
         "as it is here",
-        those("model", lost="generation_config.json has the defaults"),
+        only_default("model", lost="generation_config.json has the defaults"),
     ),
     Flag(("moe-dp-size", "moe-data-parallel-size"), "", "as it is here", only_one(ONE_NODE)),
     Flag(("attn-cp-size", "attention-context-parallel-size"), "", "as it is here",
@@ -311,7 +312,7 @@ FLAGS: Final = (
         ("stream-interval",),
         "",
         "as it is here",
-        those("1", lost="a stream has an event for every step"),
+        only_default("1", lost="a stream has an event for every step"),
     ),
     lost(
         "ep-size", "expert-parallel-size", "ep", "moe-a2a-backend", "deepep-mode",

@@ -1,7 +1,7 @@
 """Flags of another engine → the spec of an InferenceService, with a comment for each.
 
-Pure: arguments in, a frozen value out. A flag that is in no table, or has no counterpart, is left
-out with a note, or refused (`strict`). A value that is not understood is always refused.
+Pure: arguments in, a frozen value out. A flag without a row or a counterpart is left out with a
+note, or refused (`strict`). An invalid value is always refused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sluice_operator.cli.translate.rows import (
 
 ENGINES: Final[Mapping[str, Sequence[Flag]]] = {"vllm": vllm.FLAGS, "sglang": sglang.FLAGS}
 LARGEST_DEFAULT_PREFILL: Final = 16_384
-"""maxPrefillTokens when it is left out; a larger chunk needs a larger one."""
+"""Default of maxPrefillTokens; a chunk that is larger needs a larger maxPrefillTokens."""
 _STARTS: Final = {
     engine: re.compile(rf"(?:.*/bin/)?(?:python[\d.]*|{engine})|-m|serve|{modules}")
     for engine, modules in {
@@ -37,9 +37,9 @@ _STARTS: Final = {
         "sglang": r"(?:sglang\.)?launch_server",
     }.items()
 }
-"""Words that stand before an engine's flags where it is started by hand."""
+"""Words before an engine's flags in a command line that starts it."""
 _VARIABLE: Final = re.compile(r"[A-Z_][A-Z0-9_]*=.*", re.DOTALL)
-"""A variable for the command, as a shell has it before a line."""
+"""A variable before the command, as in a shell."""
 _SECRET: Final = re.compile(r"(?:key|token|secret|password)$")
 """Names of unknown flags whose values are not shown."""
 
@@ -63,15 +63,15 @@ class Translation:
     flags: dict[str, tuple[str, Flag]] = field(default_factory=dict)
     """Last flag that set each path: its name as written, and its row."""
     needing: list[tuple[str, Flag]] = field(default_factory=list)
-    """Flags that mean nothing without another one."""
+    """Flags that have an effect only together with another one."""
 
     def note(self, text: str) -> None:
-        """Add a line and a note."""
+        """Adds a line and a note."""
         self.lines.append(text)
         self.notes.append(text)
 
     def put(self, path: str, value: Any, *comment: str) -> None:
-        """Set a value, and explain it."""
+        """Sets a value, and explains it."""
         *sections, last = path.split(".")
         place = self.spec
         for section in sections:
@@ -81,7 +81,7 @@ class Translation:
             self.comments.setdefault(path, []).extend(comment)
 
     def drop(self, path: str, why: str) -> None:
-        """Leave a setting out after all, with a note."""
+        """Removes a setting again, with a note."""
         *sections, last = path.split(".")
         place = self.spec
         for section in sections:
@@ -132,7 +132,7 @@ def translate(engine: str, arguments: Sequence[str], *, strict: bool = False) ->
 
 
 def _without_command(engine: str, arguments: Sequence[str]) -> list[str]:
-    """The flags alone, of a line that starts the engine."""
+    """The flags of a command line that starts the engine."""
     remaining = list(arguments)
     while remaining and _VARIABLE.fullmatch(remaining[0]):
         remaining.pop(0)
@@ -144,8 +144,8 @@ def _without_command(engine: str, arguments: Sequence[str]) -> list[str]:
 def _flags(
     engine: str, arguments: Sequence[str], flags: Mapping[str, Flag]
 ) -> Iterator[tuple[str, str | None]]:
-    """Name and value of each flag; a word by itself is vLLM's model. The word behind an unknown
-    flag is taken for its value. Parts of a JSON value (`--flag.key value`) are put together."""
+    """Name and value of each flag; a word by itself is vLLM's model. A word after an unknown flag
+    counts as its value. Parts of a JSON value (`--flag.key value`) are put together."""
     remaining = list(arguments)
     parts: dict[str, dict[str, Any]] = {}
     model: str | None = None
@@ -173,7 +173,7 @@ def _flags(
 
 
 def _value(flag: Flag | None, remaining: list[str]) -> str | None:
-    """The words that a flag takes off what remains; None: it has none."""
+    """Takes a flag's value off the remaining words; None: it has no value."""
     takes = flag is None or flag.convert is not None
     if not takes or not remaining or remaining[0].startswith("--" if flag else "-"):
         return None
@@ -204,7 +204,7 @@ def _shown(name: str, text: str | None, flag: Flag | None) -> str:
 
 
 def _carry_out(name: str, text: str | None, flag: Flag, result: Translation) -> None:
-    """Do what the flag asks for, and say so.
+    """Sets what the flag asks for, with an explanation.
 
     Raises:
         NotCarriedError: it has no counterpart.
@@ -255,7 +255,7 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _set(path: str, value: Any, shown: str, flag: Flag, result: Translation) -> None:
-    """Set one value, unless another flag for it has the say."""
+    """Sets one value, unless another flag for it takes precedence."""
     if path in result.flags:
         before, other = result.flags[path]
         if other is not flag and _at(result.spec, path) != value:
@@ -277,7 +277,7 @@ def _at(spec: Mapping[str, Any], path: str) -> Any:
 
 
 def _add_consequences(result: Translation, *, on_cpus: bool) -> None:
-    """Add the settings that others need beside them."""
+    """Adds the settings that other settings require."""
     spec = result.spec
     engine = spec.get("engine", {})
     chunk = engine.get("chunkSize", 0)
@@ -311,7 +311,7 @@ def _page_size(spec: Mapping[str, Any]) -> int:
 
 
 def _spec_errors(spec: Mapping[str, Any]) -> list[str]:
-    """Values that the API would refuse."""
+    """Errors in values that the API would refuse."""
     engine = spec.get("engine", {})
     try:
         parse(EngineSpec, engine, "engine")

@@ -22,9 +22,9 @@ from sluice_operator.cli.translate.rows import (
     needless,
     number,
     one_of,
+    only_default,
     sets,
     switch,
-    those,
 )
 
 METHODS: Final = one_of({"ngram": "NGram", "draft_model": "Draft", "eagle3": "Eagle"})
@@ -56,7 +56,7 @@ def speculation(text: str) -> Partly:
 
 
 def kv_transfer(text: str) -> Partly:
-    """The JSON of --kv-transfer-config; its role is that of one side, and a service has both."""
+    """The JSON of --kv-transfer-config. Its role is that of one pool, while a service has both."""
     settings = json_object(text)
     connector, role = settings.get("kv_connector"), settings.get("kv_role", "kv_both")
     if not isinstance(connector, str):
@@ -208,19 +208,19 @@ FLAGS: Final = (
         ("guided-decoding-backend",),
         "",
         "as it is here",
-        those("auto", "guidance", lost="llguidance checks structured output"),
+        only_default("auto", "guidance", lost="llguidance checks structured output"),
     ),
     Flag(
         ("generation-config",),
         "",
         "as it is here",
-        those("auto", lost="generation_config.json of the model has the defaults"),
+        only_default("auto", lost="generation_config.json of the model has the defaults"),
     ),
     Flag(
         ("runner", "task"),
         "",
         "as it is here",
-        those("auto", "generate", lost="text is generated, nothing else"),
+        only_default("auto", "generate", lost="text is generated, nothing else"),
     ),
     lost("num-gpu-blocks-override", says="engine.kvPoolTokens is the pool's size in tokens"),
     lost("kv-cache-memory-bytes", "kv-cache-memory", says="engine.kvPoolTokens is in tokens"),

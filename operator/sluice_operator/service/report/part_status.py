@@ -49,7 +49,7 @@ class Part(NamedTuple):
     updated: Check
     """Whether the part is as the spec asks for."""
     given_up: bool = False
-    """Whether a person has to act on `updated`. For a pool, its own status says that."""
+    """Whether a person has to act on `updated`; never set for a pool, whose own status says it."""
 
 
 def live_child(children: Children, kind: Kind, desired: Manifest) -> Manifest | None:
@@ -66,8 +66,8 @@ def current_pool(children: Children, pool: PlannedPool) -> Manifest | None:
 
 
 def serves(checks: Iterable[Check], obstacle: Check | None) -> Check:
-    """Whether every necessary part answers. `obstacle`: why nothing is written, if that is so; it
-    is the cause only where the part waits to be written."""
+    """Whether every necessary part answers. `obstacle`: why nothing is written, if so; it replaces
+    the reason of a part that waits to be written."""
     all_checks = tuple(checks)
     idle = next((check for check in all_checks if not check.is_true), None)
     if idle is not None:
@@ -105,7 +105,7 @@ def pool_summary(live: Manifest | None, desired: int, accelerator: str | None) -
 
 
 def former_summaries(former: Former) -> dict[Role, Manifest]:
-    """The pools of the former mode in numbers, by role, as long as they serve; empty afterwards."""
+    """The pools of the former mode in numbers, by role; empty once they no longer serve."""
     if not former.is_served:
         return {}
     return {
@@ -130,8 +130,8 @@ def pool_part(role: str, live: Manifest | None, desired: int, updated: Check) ->
 
 
 def pool_updated(role: str, live: Manifest | None, waiting: Check) -> Check:
-    """Whether a pool is as the spec asks for, as its status says; `waiting` while it says
-    nothing."""
+    """Whether a pool is as the spec asks for, by the pool's status; `waiting` without a current
+    status."""
     reported = lifted(role, live, UPDATED) if is_reported(live) else None
     return reported or prefixed(waiting, f"Pool {role}")
 
@@ -150,7 +150,7 @@ def is_reported(live: Manifest | None) -> bool:
 
 
 def lifted(role: str, live: Mapping[str, Any] | None, kind: str) -> Check | None:
-    """A condition of the pool of `role`, as one of its service."""
+    """A condition of the pool of `role`, as a check of its service."""
     condition = find((live or {}).get("status"), kind)
     if condition is None:
         return None
@@ -164,7 +164,8 @@ def router_part(
     waiting: Check,
     now: datetime,
 ) -> Part:
-    """How the routers are doing; `waiting`, as long as the Deployment is not the desired one."""
+    """The state of the routers. `waiting`: the check while the Deployment is not the desired
+    one."""
     router_pods = tuple(pods)
     reached = progress(desired, live)
     updated = _router_updated(desired, reached, router_pods, waiting, now)
@@ -215,5 +216,5 @@ def adapters_loaded(pools: Pools) -> Check:
 
 
 def prefixed(check: Check, what: str) -> Check:
-    """`check`, said of `what`."""
+    """`check` with `what` in front of its message."""
     return Check(check.status, check.reason, f"{what}: {check.message}")

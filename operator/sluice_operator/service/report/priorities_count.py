@@ -1,7 +1,6 @@
 """Whether the priorities of a service's tenants have an effect: only some policies read them.
 
-Pure. It refuses nothing: the limit of a tenant's priority holds under every policy, and accepted
-specs stay accepted.
+Pure. Refuses no spec, because a tenant's maxPriority limits requests under every policy.
 """
 
 from __future__ import annotations

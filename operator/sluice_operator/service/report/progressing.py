@@ -20,7 +20,7 @@ from sluice_operator.service.rollout.in_place import HALTED, IN_PLACE
 from sluice_operator.service.rollout.lent_gpus import INTERRUPTS
 
 SHOWN_ROLLOUTS: Final = frozenset({IN_PLACE, WAITS_FOR_BUDGET})
-"""Reasons of a roll-out that are those of Progressing, too."""
+"""Reasons of a roll-out that become the reason of Progressing."""
 
 
 def progressing_check(plan: ServicePlan, updated: Check, stalled: Check) -> Check:
@@ -33,8 +33,9 @@ def progressing_check(plan: ServicePlan, updated: Check, stalled: Check) -> Chec
 
 
 def interrupts_check(plan: ServicePlan) -> Check | None:
-    """The roll-out's next step if nobody is served after it, also of a spec that is not the newest
-    or has stalled: the step is taken when status says so."""
+    """The check for a next step of the roll-out after which nobody is served; None: no such step.
+    Stalled specs, and specs kept while a newer one is refused, have it too: the step is taken once
+    status says so."""
     if plan.paused or plan.rollout is None or plan.rollout.reason != INTERRUPTS:
         return None
     return Check("True", INTERRUPTS, plan.rollout.message)

@@ -37,8 +37,8 @@ from sluice_operator.service.rollout.planned_rollout import PlannedPool
 
 NOT_DECIDED = Check("Unknown", "NotDecidedYet", "The operator has not looked at the load yet.")
 OF_A_POOL: Final = frozenset({"role", "replicas", "revisions", "configRef", "bootstrapPort"})
-"""Fields of an EnginePool in which pools that are alike may differ. A port that a container does
-not name is open all the same."""
+"""Fields of an EnginePool in which pools that are alike may differ. A port is open even if no
+container names it."""
 
 
 def scaled_service(observed: ServiceObserved, plan: ServicePlan) -> ScaledService | None:
@@ -78,13 +78,13 @@ def scaled_service(observed: ServiceObserved, plan: ServicePlan) -> ScaledServic
 
 
 def _former_spec(children: Children, former: Former) -> InferenceServiceSpec | None:
-    """The last spec with the `former` pools; None: nothing is known of how they are scaled."""
+    """The last spec with the `former` pools; None: their scaling is unknown."""
     roles = {pool["spec"]["role"] for pool in former.pools}
     return revisions_of(children).spec_with(roles)
 
 
 def scaling_settings(spec: InferenceServiceSpec) -> Settings:
-    """Scaling settings of the spec; `pools` has those whose number of engines moves."""
+    """Scaling settings of the spec; `pools` has those with limits."""
     scaling, slo = spec.autoscaling or AutoscalingSpec(), spec.slo or Slo()
     target = scaling.target or AutoscalingTarget()
     return Settings(
@@ -101,8 +101,8 @@ def scaling_settings(spec: InferenceServiceSpec) -> Settings:
 
 
 def scaling_check(service: Manifest, plan: ServicePlan, scaling: Scaling | None) -> Check:
-    """The condition ScalingActive. The condition of an earlier operator process for the same spec
-    holds until this one has looked."""
+    """The condition ScalingActive. Until this operator process has looked, the condition of an
+    earlier process holds, if the spec is unchanged."""
     spec = plan.spec
     assert spec is not None
     owners = {role: replicas_owner(spec, role) for role in spec.roles}
@@ -208,14 +208,15 @@ def engines_move(plan: ServicePlan) -> bool:
 
 
 def _takes_roles(file: Manifest) -> bool:
-    """Whether engines with this file take another role by `POST /role`; the engine's own rule."""
+    """Whether engines with this file accept another role by `POST /role`; repeats the engine's own
+    rule."""
     backend = (file.get("kvTransfer") or {}).get("backend")
     return backend == "TCP" and file.get("tensorParallelSize", 1) == 1
 
 
 def _file(pool: PlannedPool) -> Manifest:
-    """Engine file without its role. A prefill engine does not get the promised time between tokens,
-    which shortens the chunks of an engine that decodes."""
+    """A pool's engine file without parts that a role decides: the role itself, and the promised
+    time between tokens, which only decode engines get."""
     file: Manifest = json.loads(pool.config_map["data"][ENGINE_FILE])
     ttft = (file.get("slo") or {}).get("ttftMilliseconds")
     return {k: v for k, v in file.items() if k not in ("role", "slo")} | {"slo": ttft}

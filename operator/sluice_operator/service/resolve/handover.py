@@ -2,8 +2,9 @@
 flows between the two pools.
 
 Pure. The operator may create Secrets and never reads one, so it cannot see whether the key's Secret
-exists, or has an owner. It tries to create it when pods are missing, because they may wait for it,
-and to take it over whenever a child that it sees has lost its owner.
+exists, or has an owner. While pods are missing, they may wait for the Secret, so creating it is
+tried. If another child has lost its owner, the Secret may have lost its own, so taking it over is
+tried.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ from sluice_operator.service.revisions.revision import Revisions
 def policies(
     children: Children, top: Owner, spec: InferenceServiceSpec, revisions: Revisions
 ) -> tuple[Manifest, ...]:
-    """NetworkPolicies for the flows between the two pools, beyond those of all engines. A revision
-    that still serves keeps its port. Engines with another backend than TCP never move, and a peer
-    that reaches their ports reaches their memory."""
+    """NetworkPolicies for the flows between the two pools, beyond those of all engines. The port of
+    a revision that still serves stays open. With backend TCP, ports are also open within a pool.
+    Engines of other backends never move, and a peer that reaches their ports reaches their
+    memory."""
     transfer = spec.kv_transfer(Role.PREFILL)
     if transfer is None:
         return ()

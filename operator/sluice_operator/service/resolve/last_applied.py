@@ -1,8 +1,8 @@
 """The spec that was carried out last. A service is planned by it while a newer spec is refused or
 waits for its model.
 
-Pure. Of the newer spec only numbers are used (engines, their limits, the budget, routers), as far
-as they are valid on their own.
+Pure. The newer spec contributes only numbers that are valid on their own: engines, their limits,
+the budget, routers.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def with_numbers_of(present: Manifest, last: Revision) -> InferenceServiceSpec |
     """The spec of `last`, which was carried out last, with the numbers of the `present` one. None:
     this release would refuse it."""
     spec, taken = last.spec, _NUMBERS
-    if mode_of(present) != mode_of(spec):  # other engines are counted there
+    if mode_of(present) != mode_of(spec):  # numbers of another mode count other engines
         taken = taken[len(_ENGINES) :]
     parts = tuple(_set_parts(present, taken))
     if (taken_whole := _read(spec, parts)) is not None:
@@ -86,7 +86,7 @@ def _section(spec: Manifest, path: tuple[str, ...]) -> Manifest:
 
 
 def _read(spec: Manifest, parts: Iterable[SpecPart]) -> InferenceServiceSpec | None:
-    """`spec` with other `parts`; None where that is not valid, or asks for other pods."""
+    """`spec` with other `parts`; None if the result is invalid, or asks for other pods."""
     changed = copy.deepcopy(spec)
     for part in parts:
         for path in part.paths:

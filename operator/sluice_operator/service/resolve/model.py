@@ -39,9 +39,9 @@ def kept_delivery(
     coming: Delivery,
     revisions: Revisions,
 ) -> tuple[tuple[Manifest, ...], AdapterDelivery]:
-    """Manifests that bring models while `spec`, whose model engines have, is kept until the one
-    that is `coming` arrives; and how far its adapters are. A claim that exists may have grown, and
-    stays."""
+    """Manifests that bring models, and how far the adapters of `spec` are. Engines have the model
+    of `spec`, which is kept until the `coming` model arrives. An existing claim is left as it is,
+    because it may have grown."""
     adapters = adapters_of(observed, top, spec, revisions)
     fetcher = _fetcher_for(observed, spec, revisions)
     own = (*hub_access(top, spec.model, fetcher), *adapters.manifests)
@@ -91,7 +91,7 @@ def _ports(fetch: ModelFetch) -> frozenset[int]:
 
 
 def _certificates(observed: ServiceObserved) -> str:
-    """The certificates in the service's ConfigMap of them."""
+    """The certificates in the service's ConfigMap for them."""
     name = ca_name(observed.service["metadata"]["name"])
     ca_maps = (m for m in of_kind(observed.children, CONFIG_MAP) if m["metadata"]["name"] == name)
     return next(((item.get("data") or {}).get(CA_FILE, "") for item in ca_maps), "")

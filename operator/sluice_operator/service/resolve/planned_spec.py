@@ -1,8 +1,8 @@
 """Which spec a service is planned by: the present one, or the last one carried out while the
 present one is refused or waits for its model.
 
-Pure. The delivery of model and adapters is decided with it, because engines are made of what
-exists.
+Pure. The delivery of model and adapters is decided here too, because engines can only be made of
+what has arrived.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ from sluice_operator.validation.errors import Refusal, invalid, joined
 
 @dataclass(frozen=True)
 class PlannedSpec:
-    """A resolved spec, and what it needs in addition to its children."""
+    """A resolved spec, and the objects that it needs in addition to the children that serve."""
 
     resolved: ResolvedService
     adapters: AdapterDelivery
     brought: tuple[Manifest, ...]
-    """Manifests that bring its model and adapters, and the model that is awaited."""
+    """Manifests that bring the model and adapters of the planned spec, and the model that the
+    present spec waits for."""
     keep: frozenset[Identity] = frozenset()
-    """Children that are not pruned, though nothing asks for them."""
+    """Children that nothing asks for, but that are not pruned."""
     written: Manifest | None = None
-    """The present spec, where it is the one that is planned, with the commit of its model."""
+    """The present spec with the commit of its model, if it is the planned one; else None."""
 
     @property
     def spec(self) -> InferenceServiceSpec:
@@ -57,11 +58,11 @@ class SpecDecision:
     """Planned spec, and why it is not the present one."""
 
     planned: PlannedSpec | None = None
-    """None: the present spec is not carried out, and no former one is known."""
+    """The planned spec; None: the present spec is not carried out, and no former one is known."""
     delivery: Delivery = NO_DELIVERY
     """How far the model of the present spec is on its way."""
     refusal: Refusal | None = None
-    """Set: the present spec is refused."""
+    """Why the present spec is refused; None: it is not."""
     is_paused: bool = False
 
 
@@ -93,7 +94,7 @@ def decide_spec(observed: ServiceObserved, top: Owner) -> SpecDecision:
 
 
 def _last(observed: ServiceObserved, top: Owner, decision: SpecDecision) -> SpecDecision:
-    """`decision` with what was carried out last, with the numbers of the present spec."""
+    """`decision` with the spec that was carried out last, with the numbers of the present spec."""
     service, children = observed.service, observed.children
     decision = replace(decision, is_paused=bool((service.get("spec") or {}).get("paused")))
     revisions = revisions_of(children)

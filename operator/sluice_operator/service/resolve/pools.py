@@ -39,7 +39,8 @@ FreshSettings = Mapping[Role, Settings | ConfigError]
 def fresh_settings(
     spec: InferenceServiceSpec, accelerators: Mapping[Role, AcceleratorFinding], stays: Kept
 ) -> FreshSettings:
-    """The settings of each pool; those of a pool that stays only tell what would change."""
+    """The settings of each pool as this release resolves them. For a pool that stays, they only
+    show what would change."""
     return {
         role: _fresh(spec, role, found.accelerator, {} if role in stays.pools else stays.shared)
         for role, found in accelerators.items()
@@ -86,7 +87,7 @@ def contradictions(
 def _too_many_labels(
     service: Manifest, spec: InferenceServiceSpec, role: Role
 ) -> Iterator[Refusal]:
-    """Refuses a pool whose own labels leave no room for those that name the service's queue."""
+    """Refusals of pools whose own labels leave no room for the labels of the service's queue."""
     template = spec.pool(role).template
     own = set(template.labels or ()) if template else set()
     more = sorted(queue_labels(service["metadata"].get("labels")).keys() - own)
@@ -105,7 +106,7 @@ def _without_image(images: Images, spec: InferenceServiceSpec, role: Role) -> It
     if spec.engine_of(role).image or images.engine_of(accelerator):
         return
     assert accelerator is not None
-    # An image of the top level would be that of both pools.
+    # An image at the top level is used by both pools.
     section = "spec" if spec.accelerator is not None else spec.pool(role).accelerator_section
     field = f"{section}.engine.image"
     resource = resource_name(accelerator)
@@ -136,8 +137,8 @@ def _at_metrics_port(spec: InferenceServiceSpec, role: Role) -> Iterator[Refusal
 def _not_shared(
     spec: InferenceServiceSpec, settings_of: Mapping[Role, Settings], shared: Settings
 ) -> Iterator[Refusal]:
-    """Refusals of settings in which the pools of a service must agree and do not, be they in
-    contradiction with others or not."""
+    """Refusals of settings in which the pools of a service must agree and do not, even if other
+    settings contradict each other, too."""
     values = {
         role: _agreed_values(spec, role, settings_of.get(role), shared) for role in spec.roles
     }
@@ -151,8 +152,8 @@ def _not_shared(
 def _agreed_values(
     spec: InferenceServiceSpec, role: Role, settings: Settings | None, shared: Settings
 ) -> dict[str, Value]:
-    """The values of `AGREED` in the pool of `role`; without `settings`, those that they would
-    have."""
+    """The values of `AGREED` in the pool of `role`: from `settings` or, without them, as the spec
+    would have them resolved."""
     if settings is None:
         written = spec.engine_of(role)
         values = GENERAL | resolved_values(shared)
@@ -178,7 +179,7 @@ def _unlike(
 
 
 def _of_handover(spec: InferenceServiceSpec) -> Iterator[Refusal]:
-    """The wire of the KV hand-over must be able to do what is asked, and its port free."""
+    """Refusals of a hand-over whose transport lacks a requested feature, or whose port is taken."""
     transfer = spec.kv_transfer(Role.PREFILL)
     assert transfer is not None
     port, first, last = transfer.bootstrap_port, ports.KV_TRANSFER_MIN, ports.KV_TRANSFER_MAX
@@ -195,7 +196,7 @@ def _of_handover(spec: InferenceServiceSpec) -> Iterator[Refusal]:
 
 
 def _of_wire(path: str, transfer: KvTransfer) -> Iterator[Refusal]:
-    """A backend reads over its own protocols, and only RDMA needs devices."""
+    """Refusals of a protocol that the backend does not have, and of devices without RDMA."""
     if (error := wire_error(path, transfer.backend_or_default, transfer.protocol)) is not None:
         yield Refusal(INVALID, error.key, str(error))
     if transfer.protocol == "rdma":
@@ -209,7 +210,7 @@ def _of_wire(path: str, transfer: KvTransfer) -> Iterator[Refusal]:
 def _against_accelerator(
     spec: InferenceServiceSpec, role: Role, settings: Settings
 ) -> Iterator[Refusal]:
-    """Tensor parallelism takes all GPUs of an engine."""
+    """Refusals of tensor parallelism over fewer or more GPUs than an engine has."""
     accelerator, size = spec.pool(role).accelerator, settings["tensor_parallel_size"].value
     if accelerator is not None and size != (count := gpu_count(accelerator)):
         path = f"{spec.engine_place(role, 'tensorParallelSize')}.tensorParallelSize"

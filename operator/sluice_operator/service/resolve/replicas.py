@@ -1,12 +1,12 @@
 """How many engines a pool begins with, who decides afterwards, and how that ownership changes.
 
-Pure. The first number is the spec's. It is estimated if the operator splits a budget, or a pool
+Pure. The first number is the spec's. It is estimated if the operator splits a budget, or if a pool
 takes over from pools of another mode: from the accelerator's capacity and assumed requests. Later
 numbers are the autoscaler's.
 
 The number is `spec.replicas` of the EnginePool. It has one owner at a time: the InferenceService,
-whose manifest then contains it; the operator's autoscaler; or whoever writes the pool's scale
-subresource. The next owner takes the live value before the former one lets go, because a field
+whose manifest then contains it; the operator's autoscaler; or another writer of the pool's scale
+subresource. The next owner takes the live value before the former one releases it, because a field
 without an owner falls back to its default. Until somebody has scaled the pool, the operator holds
 the value in their place, under a field manager of its own.
 """
@@ -39,11 +39,11 @@ from sluice_operator.service.observe import Children
 PROMPT_TOKENS: Final = 4
 """Prompt tokens for each token of an answer: an assumption, until requests are seen."""
 ANSWERS_AT_ONCE: Final = 64
-"""Answers that a decode step computes, while it reads as much of the KV cache as of the weights.
-With them an A100 has 6.3 times as many prompt tokens a second as tokens of answers; its simulated
-engine 6.3."""
+"""Answers in a decode step that reads as much of the KV cache as of the weights. By this, an A100
+computes 6.3 prompt tokens in the time of one token of an answer; its simulated engine also 6.3."""
 FLOP_PER_BYTE: Final = 250.0
-"""Assumed of a product whose peaks are not known: half of the table is below it."""
+"""FLOP per byte, assumed of a product with unknown peaks: half of the products in the table have
+less."""
 
 
 class ReplicasOwner(StrEnum):
@@ -82,8 +82,8 @@ def plan_replicas(
     spec: InferenceServiceSpec, role: Role, live: Manifest | None, first: int
 ) -> Replicas:
     """The replicas of the pool of `role`; `live` is its EnginePool. A new pool, and one that the
-    InferenceService had stopped, always gets the number `first`, and is then passed to its owner:
-    nobody scales a pool from 0 whose HorizontalPodAutoscaler is off there."""
+    InferenceService had stopped, first gets the number `first`. Its owner takes over from there,
+    because a HorizontalPodAutoscaler never scales a pool up from 0."""
     owner = replicas_owner(spec, role)
     managers = managers_of(live, "replicas") if live else frozenset()
     is_stopped = live is not None and not live["spec"]["replicas"] and FIELD_MANAGER in managers
@@ -115,9 +115,8 @@ def _split(gpus: int, gpus_of: Mapping[Role, int], share: float) -> dict[Role, i
 def engines_instead(
     spec: InferenceServiceSpec, role: Role, accelerator: Accelerator, former: Iterable[Manifest]
 ) -> int:
-    """Engines that the pool of `role` needs at least to take over from the `former` EnginePools of
-    another mode, on as many GPUs as these have; 0 if they have no engine. `accelerator`: that of
-    prefill engines."""
+    """Fewest engines with which the pool of `role` can replace the `former` EnginePools of another
+    mode, on as many GPUs; 0 if these have no engine. `accelerator`: that of prefill engines."""
     total, gpus_of = _to_replace(spec, tuple(former))
     if not total:
         return 0
@@ -129,8 +128,8 @@ def engines_instead(
 def _to_replace(
     spec: InferenceServiceSpec, former: tuple[Manifest, ...]
 ) -> tuple[int, dict[Role, int]]:
-    """GPUs of all `former` engines, within the budget, and of one engine of each role; where either
-    run on CPUs, numbers of engines."""
+    """GPUs of all `former` engines, within the budget, and GPUs of one new engine of each role. If
+    former or new engines run on CPUs, both are numbers of engines."""
     replicas = [int(pool["spec"]["replicas"]) for pool in former]
     gpus = sum(count * pool_gpus(pool) for count, pool in zip(replicas, former, strict=True))
     gpus_of = {role: gpu_count(spec.pool(role).accelerator) for role in spec.roles}
@@ -140,8 +139,8 @@ def _to_replace(
 
 
 def engines_left(children: Children, service: str, role: Role) -> int:
-    """Engines that Deployments of a deleted pool of `role` are asked for: of the revision that has
-    most, as two of them may each have had all."""
+    """Most engines that a Deployment of a deleted pool of `role` is asked for. They are not added
+    up, because each of two revisions may have had all engines in turn."""
     pools = {pool["metadata"]["uid"] for pool in of_kind(children, ENGINE_POOL)}
     counts = (
         int(item["spec"].get("replicas", 1))

@@ -224,9 +224,9 @@ class _Pool:
         return plan_replicas(self.spec, self.role, live, self._first_engines())
 
     def _first_engines(self) -> int:
-        """The engines that the pool begins with. A scaled pool has at least as many engines as it
-        takes to replace those of another mode, because it takes over their load, and as many as a
-        pool of its role that was deleted has left."""
+        """The number of engines that the pool begins with. A scaled pool begins with at least as
+        many as a deleted pool of its role has left. It also takes over the load of pools of another
+        mode, so it begins with enough engines to replace these."""
         spec, role, there = self.spec, self.role, self.observed.children
         first = first_engines(spec, role, self.accelerators[role].accelerator)
         scaling = spec.pool(role).autoscaling

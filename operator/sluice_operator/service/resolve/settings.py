@@ -1,6 +1,6 @@
 """One pool's engine settings: resolved, with their sources, and rendered as the engine's file.
 
-These are the tables and defaults of this release; what an earlier one decided is in `revisions/`.
+Uses the tables and defaults of this release; decisions of earlier releases are in `revisions/`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from sluice_operator.manifests.handover import HANDOVER_KEY_FILE
 from sluice_operator.service.revisions.settings import Settings
 
 LISTEN_ADDRESS: Final = "0.0.0.0"  # noqa: S104
-"""One file serves all pods of a revision, so it cannot name a pod's own address."""
+"""Address at which engines listen. All pods of a revision share one file, so it cannot name a pod's
+own address."""
 
 HANDOVER_BACKEND: Final = "kv_transfer_backend"
 
@@ -118,8 +119,8 @@ def _handover_backend(
 def pool_settings(
     spec: InferenceServiceSpec, role: Role, accelerator: Accelerator, shared: Settings
 ) -> Settings:
-    """The settings of one pool, with their sources; `shared`: those that other pools of the service
-    have, and that stand where the user has set none.
+    """The settings of one pool, with their sources. `shared`: settings of the service's other
+    pools, which hold where the user has set none.
 
     Raises:
         ConfigError: two resolved values contradict each other.

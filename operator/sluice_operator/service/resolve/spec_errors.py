@@ -75,8 +75,9 @@ def new_findings(
 
 
 def _wrong_value(finding: Finding) -> tuple[str, Any]:
-    """Field and refused value. Both stay while other fields change. What is allowed in combination,
-    the whole object, and the place in a list may change."""
+    """Field and refused value of a finding, which tell whether it is new. Not compared are the
+    allowed values, whole objects and places in a list, because edits of other fields change
+    them."""
     message = finding.message.partition("; got ")[2] or finding.message
     value = _VALUE_ENDS.split(message, maxsplit=1)[0]
     return _INDEX.sub("[]", finding.field), "" if value.startswith(("{", "[")) else value

@@ -1,9 +1,10 @@
 """Decisions of earlier revisions of a service that stay for a spec. Pure.
 
-While nothing about engines is edited, all of it stays, under any release of the operator. A spec
-that comes back gets what it had. Where one of two pools is edited, the other stays only if this
-release takes the same image, because engines of two releases may refuse to hand over to each other;
-and the edited one takes from it what the user left out, whatever this release would choose.
+While nothing about engines is edited, all decisions stay, under any release of the operator. A
+former spec that is applied again gets its former decisions. If one of two pools is edited, the
+other pool stays only if this release takes the same image, because engines of two releases may
+refuse to hand over to each other. Settings that the user left out are then taken from the other
+pool, whatever this release would choose.
 """
 
 from __future__ import annotations
@@ -38,15 +39,14 @@ class Kept:
     """Decided pools by role; missing ones are decided again."""
     router: DecidedRouter | None
     revision: Revision | None
-    """The revision of all of it; None: it is a new one."""
+    """The revision that has all of these decisions; None: a new one is needed."""
     shared: Settings
-    """Settings that the user left out and that pools that are decided again take from the
-    others."""
+    """Settings that the user left out, and that newly decided pools take from the kept ones."""
 
 
 def kept(revisions: Revisions, spec: InferenceServiceSpec, images: Mapping[Role, str]) -> Kept:
-    """Decisions that stay for a pinned spec. `images`: those that this release would use for each
-    pool's engines, or "" where it has none."""
+    """Decisions that stay for a pinned spec. `images`: images of this release for each pool's
+    engines, or "" where it has none."""
     same = revisions.of(spec)
     if same is not None:
         return Kept(same.pools, same.router, same, {})
@@ -69,7 +69,8 @@ def kept(revisions: Revisions, spec: InferenceServiceSpec, images: Mapping[Role,
 def _all_of_one(
     revisions: Revisions, spec: InferenceServiceSpec, parts: Mapping[Role, Manifest]
 ) -> Mapping[Role, DecidedPool] | None:
-    """The pools of the newest revision that says the same of all engines."""
+    """The pools of the newest revision whose engines all have equal `parts`; None: there is no such
+    revision."""
     for revision in revisions.newest_first:
         if all(revision.has_engines_of(spec, role, part) for role, part in parts.items()):
             return {role: revision.pools[role] for role in parts}

@@ -1,6 +1,8 @@
-"""ControllerRevisions of a service: the one that is carried out, written before anything follows
-from it, and later what was learnt about it. Pure. Former ones stay for a while, so that engines
-which are still there are known, and `sluice rollout undo` finds what was complete.
+"""ControllerRevisions of a service. Pure.
+
+The present one is written before anything follows from it, and again with what was learnt about it
+later. Former ones stay for a while, so that engines that still exist are known, and `sluice rollout
+undo` finds complete revisions.
 """
 
 from __future__ import annotations
@@ -23,9 +25,10 @@ from sluice_operator.service.revisions.revision import Revision, Revisions
 MAX_COMPLETE: Final = 5
 """Revisions to which a roll-out can be undone, the present one included."""
 MAX_NOTED_BYTES: Final = 200_000
-"""Size of a spec that an annotation may hold; all of an object's have 262,144 at most."""
+"""Largest spec that is stored in an annotation; all annotations of an object may have 262,144
+bytes."""
 MAX_OTHERS: Final = 3
-"""Further ones, which were never complete."""
+"""Kept revisions that were never complete."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ def plan_history(
     is_there = live is not None and live.number == number
     before = replace(
         present.state,
-        # One that comes back was carried out before; now it is not yet.
+        # A revision that comes back was carried out before, but is not carried out now.
         carried_out=present.state.carried_out and is_there,
         stable={role.value: name for role, name in there.stable.items()},
     )
@@ -90,8 +93,8 @@ def _kept(there: Revisions) -> Iterator[str]:
 
 
 def _other(present: Revision, written: Manifest) -> Manifest | None:
-    """The present spec, where the revision was made of another wording. One that would fill the
-    annotations of an object is left out: then that of the revision stands for it."""
+    """The present spec, if it differs from the spec that the revision was made of. None also for a
+    spec too large for an annotation: the revision's own spec is used instead."""
     if written == present.made_of or len(json.dumps(written)) > MAX_NOTED_BYTES:
         return None
     return written

@@ -1,7 +1,7 @@
 """Parts of a spec about its engines and its routers. Specs with equal parts make equal pods.
 
-Pure. Numbers of pods, how they are replaced, and which adapters there are make no pod differ. Parts
-are compared as this release reads both, also where another one has written the revision.
+Pure. Numbers of pods, how they are replaced, and which adapters there are make no pod differ. Both
+parts are read by this release before they are compared, even if another release wrote one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ADAPTERS: Final = "adapters"
 """Field of the model; only the claims that adapters are on change pods."""
 CACHE: Final = "cache"
 OF_HUBS: Final = ("refresh", "tokenSecretRef")
-"""Fields of a model that is not downloaded; they are about its adapters alone."""
+"""Fields of a model that concern only its adapters if the model itself is not downloaded."""
 MANNER: Final = ("strategy", "restartedAt")
 """Fields of `spec.rollout` that change no revision."""
 TIMES: Final = {"drain_seconds": DRAIN_SECONDS, "startup_seconds": STARTUP_SECONDS}
@@ -84,7 +84,7 @@ def router_part(spec: InferenceServiceSpec) -> Manifest:
 
 
 def spec_hash(spec: Manifest) -> str:
-    """A hash that specs have in common that ask for the same pods, however they are spelled."""
+    """A hash of the pods that a spec asks for, whatever its wording."""
     try:
         parsed: object = parse(InferenceServiceSpec, spec, "spec")
     except InvalidSpecError as error:
@@ -97,13 +97,13 @@ def spec_hash(spec: Manifest) -> str:
 
 
 def time_of(engine: EngineSpec, name: str) -> int:
-    """One of `TIMES`, as this release has it where it is left out."""
+    """Seconds of a time in `TIMES`: the engine's setting, else this release's default."""
     written: int | None = getattr(engine, name)
     return TIMES[name] if written is None else written
 
 
 def upgrade_of(spec: InferenceServiceSpec) -> str | None:
-    """The text with which the user asked for a release; None where that is left to later edits."""
+    """The text with which the user asked for a release; None: later edits of engines bring one."""
     return spec.rollout.upgrade if spec.rollout else None
 
 
@@ -146,8 +146,8 @@ def _there(parts: dict[str, Any]) -> Manifest:
 
 
 def _set_fields(part: BaseModel | None) -> Manifest | None:
-    """The fields that differ from their defaults. An empty section is there all the same:
-    `accelerator: {}` is a GPU."""
+    """The fields that differ from their defaults. An empty section is kept: `accelerator: {}` is a
+    GPU."""
     if part is None:
         return None
     return part.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)

@@ -110,7 +110,7 @@ class State:
     carried_out: bool = False
     """All that makes pods was written."""
     complete: bool = False
-    """All of it was ready once; only such a revision is undone to."""
+    """All of it was ready once; `sluice rollout undo` goes back only to complete revisions."""
     stable: Mapping[str, str] = field(default_factory=dict)
     """Revision of the engines that were complete last, by role."""
     spec: Manifest | None = None
@@ -187,8 +187,9 @@ class Revision:
         return self.engine_part(role) == part and self._has_release_of(spec, (role,))
 
     def _has_release_of(self, spec: InferenceServiceSpec, roles: Iterable[Role]) -> bool:
-        """Whether a spec leaves its release as it is, and has the times that were decided. What one
-        of the two leaves out is what was decided, or this release's default."""
+        """Whether a spec asks for no other release, and for the times that were decided. A time
+        that only one of the two specs sets is compared with the decided time, or with this
+        release's default."""
         assert self.parsed is not None
         if upgrade_of(spec) not in (None, upgrade_of(self.parsed)):
             return False
@@ -210,7 +211,8 @@ class Revision:
         return self._has_release_of(spec, spec.roles)
 
     def has_routers_of(self, spec: InferenceServiceSpec) -> bool:
-        """Whether a pinned spec says the same of its routers, which drain as long as engines."""
+        """Whether a pinned spec says the same of its routers, and asks for the same release and
+        times: routers drain as long as engines."""
         if not self.is_readable or self.parsed is None or spec.roles != self.parsed.roles:
             return False
         same = router_part(self.parsed) == router_part(spec)
@@ -290,9 +292,8 @@ class Revisions:
 
     @property
     def stable(self) -> dict[Role, str]:
-        """Revision of the engines that were complete last, by role. The status says it where
-        somebody has deleted the revision that does: none is left, or engines of an earlier one have
-        gone."""
+        """Revision of the engines that were complete last, by role: from the newest revision or, if
+        its engines have gone or it was deleted, from the status."""
         newest = next(self.newest_first, None)
         stable = newest.state.stable if newest else self.reported
         if not self._are_there(stable) and self._are_there(self.reported):
@@ -386,8 +387,8 @@ def _state_of(noted: Manifest) -> State:
 
 
 def _identity(spec: InferenceServiceSpec) -> Manifest:
-    """Content that identifies a pinned spec's revision. It has the time that a first engine takes
-    to come, which depends on numbers, because routers read it."""
+    """Content that identifies a pinned spec's revision. It includes the seconds until a first
+    engine comes, because routers read them although they depend on numbers of engines."""
     return {"asked": asked_of(spec), "waitForEngineSeconds": spec.wait_for_engine_seconds}
 
 

@@ -1,1 +1,1 @@
-"""How many engines each revision of each pool should have, and what goes for it."""
+"""How many engines each revision of each pool should have, and which revisions go."""

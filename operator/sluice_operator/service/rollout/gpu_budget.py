@@ -1,11 +1,11 @@
 """Roll-outs within a budget of GPUs: every pod that exists, comes or goes counts.
 
-Pure. New engines come up beside the former ones if the budget has room for both sets. Otherwise one
-takes the other's place, and starts only when the other has gone, which may take as long as a drain.
-The same budget also limits the size of pools, which is decided elsewhere.
+Pure. If the budget has room for both sets, new engines come up in addition to the former ones.
+Otherwise a new engine starts only when a former one has gone, which may take as long as a drain.
+The size of pools keeps the budget too, which is decided elsewhere.
 
 Held GPUs are counted from pods, by labels, also from pods whose EnginePool is gone. A pod holds its
-GPUs as long as it drains.
+GPUs until its drain ends.
 """
 
 from __future__ import annotations
@@ -63,15 +63,16 @@ class Budget:
     """GPUs that all pods of a service may hold."""
 
     gpus: int
-    """Also of pods that are there only while engines move to the other pool: they find no place
-    where the budget is all that there is, and go after seconds."""
+    """GPUs for all pods, even pods that exist only while engines move to the other pool. These pods
+    find no place in a cluster without further GPUs, and go after seconds."""
     engine_gpus: Mapping[Role, int]
     """GPUs of one engine of each pool."""
     counted: Mapping[Role, PodCounts]
     pod_surges: Mapping[Role, int] = field(default_factory=dict)
     """Engines that already may come in addition to the others, where pods are being replaced."""
     former_gpus: int = 0
-    """Held by engines of another mode: until the desired pools serve, and these have drained."""
+    """GPUs held by engines of another mode, until the desired pools serve and these engines have
+    drained."""
 
     @property
     def left(self) -> int:
@@ -108,8 +109,8 @@ def _counted(pods: Iterable[Manifest]) -> PodCounts:
 
 
 def other_mode_gpus(observed: ServiceObserved, spec: InferenceServiceSpec) -> int:
-    """GPUs of engines of roles that the mode does not have, and of those that their pools have yet
-    to make."""
+    """GPUs of engines of roles that the mode does not have, including engines that their pools have
+    yet to make."""
     former = [role for role in Role if role not in spec.roles]
     gpus = sum(_gpus_of(pod) for role in former for pod in _engines(observed.engines, role))
     for pool in former_pools(observed.service, observed.children, spec):
@@ -164,9 +165,9 @@ def plan_within(
 def _of_engines_that_stay(
     pools: tuple[PoolState, ...], counted: Mapping[Role, PodCounts]
 ) -> tuple[PoolState, ...]:
-    """The pools in which no engine counts as ready that leaves already, by the last plan or by its
-    pod. Its Deployment may not be seen to have shrunk; if it were asked for the engine again, it
-    would make a new pod."""
+    """The pools, where an engine that already leaves, by the last plan or by its pod, does not
+    count as ready. Its Deployment may not have shrunk yet in what was read; asked for the engine
+    again, it would make a new pod."""
 
     def of_stay(role: Role, revision: RolloutRevision) -> RolloutRevision:
         live = counted.get(role, NO_PODS).live.get(revision.name, 0)
@@ -186,9 +187,9 @@ def _of_engines_that_stay(
 def pod_surges(
     pools: tuple[PoolState, ...], rollout: Rollout, budget: Budget | None, replaced: Set[Role]
 ) -> dict[Role, int]:
-    """Engines that may come in addition to the others of a pool whose pods are replaced while its
-    revision stays. `replaced`: pods are about to be replaced. There must be room for one that comes
-    and one that drains. An allowance stays until every pod is new."""
+    """Extra engines of pools whose pods are replaced while their revision stays, by role.
+    `replaced`: pools whose replacement is about to begin. It needs room for a new pod and a
+    draining one. A surge stays until every pod is new."""
     if budget is None:
         return {}
     left = budget.left - sum(_gpus_held(pool, rollout, budget) for pool in pools)
@@ -212,8 +213,9 @@ def _gpus_held(pool: PoolState, rollout: Rollout, budget: Budget) -> int:
 
 
 def _held_back(pools: tuple[PoolState, ...], rollout: Rollout, budget: Budget) -> Rollout:
-    """The plan without new engines for which others have to go first. New are those that the last
-    plan did not have; GPUs are held by its engines, and by those that a Deployment still has."""
+    """The plan without new engines that must wait until others have gone. An engine is new if the
+    last plan does not have it. Engines of the last plan, and of Deployments that have not shrunk
+    yet, hold GPUs."""
     last = {pool.role: {r.name: planned(r) for r in pool.all} for pool in pools}
     left = budget.left
     for pool in pools:
@@ -241,8 +243,8 @@ def _held_back(pools: tuple[PoolState, ...], rollout: Rollout, budget: Budget) -
 def _without_vain_ends(
     pools: tuple[PoolState, ...], rollout: Rollout, budget: Budget
 ) -> Mapping[Role, Shares]:
-    """The shares in which engines that serve stay, if pods that drain hold the GPUs of their
-    successors: these may be of a node that is lost, and never leave."""
+    """The shares, in which serving engines stay while draining pods hold the GPUs of their
+    successors. A draining pod may be on a lost node, and never leave."""
     draining = sum(
         gpus * budget.counted.get(role, NO_PODS).draining
         for role, gpus in budget.engine_gpus.items()
@@ -253,8 +255,8 @@ def _without_vain_ends(
 
 
 def _with_serving(pool: PoolState, desired: Shares) -> Shares:
-    """The shares of a pool in which revisions that would shrink keep their ready engines, up to the
-    pool's size, and others grow less for it."""
+    """The shares of a pool in which shrinking revisions keep their ready engines, up to the pool's
+    size, while others grow less."""
     last = {revision.name: planned(revision) for revision in pool.all}
     shares = {name: min(count, last.get(name, 0)) for name, count in desired.items()}
     left = pool.replicas - sum(shares.values())

@@ -122,7 +122,8 @@ def _partners(fingerprint: str, pools: Pools) -> int:
 
 
 def _has_come_up(pool: PoolState, former: int) -> bool:
-    """Whether all engines that may be there of the desired revision are, and are ready."""
+    """Whether the desired revision has all engines that the `former` ones leave room for, all of
+    them ready."""
     return pool.desired.ready >= pool.room - former
 
 
@@ -141,8 +142,9 @@ def _next(pools: Pools, former: Former) -> Former:
 
 
 def _may_end(pool: PoolState, former: Former, after: Former, stable: Revisions) -> bool:
-    """Whether this many former engines of a pool may end. They may for ready engines, for a
-    revision not tried yet, beside others for one that starts, or if they never served."""
+    """Whether former engines of a pool may end as planned in `after`. They may if a new engine is
+    ready, if the revision was not tried yet, if others stay while one starts, or if none is ready
+    or was complete last."""
     new, left = pool.desired, after[pool.role]
     if left == former[pool.role] or new.ready or not _may_have_failed(new):
         return True
@@ -168,8 +170,9 @@ def _is_replaced(pools: Pools, former: Former, stable: Revisions) -> bool:
 
 
 def _shares(pool: PoolState, former: int, pools: Pools, stable: Revisions) -> Shares:
-    """The desired revision gets what the former ones leave. Former ready engines with partners are
-    kept longest, then those of the last complete revision."""
+    """Engines of each revision: the `former` engines of a pool are shared out, the desired revision
+    gets the rest. Ready former engines with partners are kept longest, then those of the last
+    complete revision."""
 
     def worth(revision: RolloutRevision) -> tuple[bool, bool, int, str, str]:
         partners, is_stable = _partners(revision.fingerprint, pools), revision.name == last

@@ -1,10 +1,10 @@
-"""The only engine of a pool under a budget: it serves until its successor does, where a GPU can be
-had for both.
+"""Roll-outs of a pool's only engine under a budget: it serves until its successor does, if both can
+have GPUs.
 
-Pure. Free GPUs of the budget are used first. Then the other pool gives up engines for a while, as
-many as it can spare: one engine of it serves on, or one former and one new engine if the revisions
-of two pools work only with their own kind. Where neither is enough, nobody is served until the
-successor is ready; that is said before the engine ends.
+Pure. Free GPUs of the budget are used first. Then the other pool gives up engines for a while, but
+keeps one engine. If the revisions of two pools work only with their own kind, it keeps one former
+and one new engine. Where both sources are too small, nobody is served until the successor is ready;
+the status says so before the engine ends.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ INTERRUPTS: Final = "InterruptsService"
 
 
 def with_lent_gpus(pools: Pools, gpus: Mapping[Role, int], limit: int) -> Pools:
-    """The pools with the room that each has now. `gpus`: of one engine of each pool; `limit`: of
-    all pools."""
+    """The pools, each with the room that it has now. `gpus`: GPUs of one engine of each pool;
+    `limit`: GPUs of all pools."""
     if not all(pool.replicas for pool in pools):
         return pools
     alike = work_together(pools)
@@ -55,8 +55,8 @@ def _may_be_tried(desired: RolloutRevision) -> bool:
 def _balanced(
     pools: dict[Role, PoolState], gpus: Mapping[Role, int], limit: int, least: int
 ) -> dict[Role, PoolState] | None:
-    """The pools after those with more than `least` engines gave up enough to keep the limit; None
-    where they have too few."""
+    """The pools, of which those with more than `least` engines have given up engines until the
+    limit is kept; None if that is impossible."""
     after = dict(pools)
     while sum(gpus[role] * pool.room for role, pool in after.items()) > limit:
         lenders = [pool for role, pool in after.items() if gpus[role] and pool.room > least]
@@ -67,10 +67,10 @@ def _balanced(
     return after
 
 
-def told_before(pools: Pools, rollout: Rollout, *, is_told: bool) -> Rollout:
-    """The plan; or, if the service would stop serving by it and status does not say so yet, one
-    that ends nothing and says so. `is_told`: status does."""
-    roles = () if is_told else tuple(_interrupted(pools, rollout))
+def announced_first(pools: Pools, rollout: Rollout, *, is_announced: bool) -> Rollout:
+    """The plan. If it would end all service and the status does not announce that yet
+    (`is_announced`): a plan that ends nothing and announces it."""
+    roles = () if is_announced else tuple(_interrupted(pools, rollout))
     if not roles:
         return rollout
     shares = {
@@ -85,8 +85,8 @@ def told_before(pools: Pools, rollout: Rollout, *, is_told: bool) -> Rollout:
 
 
 def says_interrupted(service: Manifest) -> bool:
-    """Whether the status says about the present spec that the service will be interrupted. While a
-    service is paused the step that follows is never taken."""
+    """Whether the status announces, for the present spec, that the service will be interrupted.
+    False while the service is paused, because the step is then never taken."""
     if service["spec"].get("paused"):
         return False
     status = service.get("status") or {}
@@ -95,7 +95,8 @@ def says_interrupted(service: Manifest) -> bool:
 
 
 def _interrupted(pools: Pools, rollout: Rollout) -> Iterator[Role]:
-    """The pools without an engine that serves after the plan, if the service serves before it."""
+    """Pools without a serving engine after the plan, if the service serves now and would not
+    afterwards."""
     awake = [pool for pool in pools if pool.replicas]
     before = [_prints(pool, {r.name: planned(r) for r in pool.all}) for pool in awake]
     after = [_prints(pool, rollout.shares[pool.role]) for pool in awake]

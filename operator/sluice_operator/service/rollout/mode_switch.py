@@ -2,9 +2,8 @@
 no router uses the former ones.
 
 Pure. The mounts of the routers show which pools they use; if that is lost, the service's status
-does. First the desired pools come up beside the former ones, then the routers are
-replaced, then the former pools go. A pool scaled to 0 engines has not come up while former engines
-serve.
+does. First the desired pools come up in addition to the former ones, then the routers are replaced,
+then the former pools go. A pool scaled to 0 engines has not come up while former engines serve.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Former:
         return (child["metadata"].get("labels") or {}).get(labels.ROLE) in roles
 
     def stable(self, noted: Revisions) -> dict[Role, str]:
-        """The revisions of these pools that were complete last, of all that are `noted`."""
+        """The part of `noted`, the revisions that were complete last, that is about these pools."""
         roles = {pool["spec"]["role"] for pool in self.pools}
         return {role: name for role, name in noted.items() if role in roles}
 
@@ -64,7 +63,7 @@ def are_awaited(
 ) -> bool:
     """Whether one of the `desired` pools lacks engines or has not reported them, while there are
     `former` pools. A pool's Ready comes from its status, which is written later than its
-    Deployment's. Nothing is awaited where only desired engines could answer."""
+    Deployment's. False if no former engine serves and all desired pools do."""
     serves = _have_ready_engine(children, former)
     desired = tuple(desired)
     if not former or (not serves and all(pool.desired.ready for pool in desired)):
@@ -92,8 +91,8 @@ def plan_former(
     noted: Collection[Role],
 ) -> Former:
     """Former pools that stay with the planned routers. All stay until the running routers use only
-    the `desired` pools, and each of these with engines has a ready one. `noted`: the roles whose
-    engines were complete last."""
+    the `desired` pools, and each desired pool with engines has a ready one. `noted`: the roles
+    whose engines were complete last."""
     if router.is_former:
         return Former(former, is_served=True)
     planned = config_map_of_pod(router.deployment["spec"]["template"]["spec"])
@@ -130,9 +129,9 @@ def former_manifests(former: Former, noted: Revisions, top: Owner) -> Iterator[M
 def _new_shares(
     pool: Manifest, shares: list[Manifest], stable: str, *, in_place: bool
 ) -> Iterator[Manifest]:
-    """The `shares` of a pool's revisions, where `stable` gets the number. `in_place`: there is no
-    room for additional engines. Only the last engine of the complete revision stays, also with a
-    successor."""
+    """The `shares` of a pool's revisions, where `stable`, the last complete one, gets the number.
+    `in_place`: other revisions take their engines out of the number, but the last engine of
+    `stable` stays."""
     others = sum(share["replicas"] for share in shares if share["name"] != stable)
     engines = pool["spec"]["replicas"] - (others if in_place else 0)
     for share in shares:

@@ -42,8 +42,8 @@ def kv_fingerprint_of(config_map: Manifest) -> KvFingerprint | None:
 
 
 def could_be_equal(first: KvFingerprint | None, second: KvFingerprint | None) -> bool:
-    """Whether engines of both may have equal fingerprints after loading: `auto` becomes the model's
-    value, which is never that of a KV type of its own."""
+    """Whether engines with these files may have equal fingerprints after loading. `auto` then
+    becomes the model's dtype, which is never one of the dtypes made for the KV cache."""
     if first is None or second is None:
         return True
     types = {first.kv_dtype, second.kv_dtype}

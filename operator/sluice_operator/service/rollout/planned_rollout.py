@@ -23,7 +23,7 @@ from sluice_operator.service.resolve.router import PlannedRouter, plan_router
 from sluice_operator.service.revisions.settings import Settings
 from sluice_operator.service.rollout.gpu_budget import budget_of, plan_within, pod_surges
 from sluice_operator.service.rollout.in_place import plan_in_place
-from sluice_operator.service.rollout.lent_gpus import says_interrupted, told_before
+from sluice_operator.service.rollout.lent_gpus import announced_first, says_interrupted
 from sluice_operator.service.rollout.mode_switch import Former, are_awaited, plan_former
 from sluice_operator.service.rollout.revisions import pool_state, replaces_pods
 from sluice_operator.service.rollout.surge import Rollout, plan_rollout
@@ -72,7 +72,9 @@ def roll_out(
     before = resolved.revisions.router_of_other_mode(spec.mode)
     router = plan_router(observed, top, spec, resolved.revision.router, waits=waits, before=before)
     # Pools that the routers do not use yet serve no request.
-    rollout = told_before(states, rollout, is_told=router.is_former or says_interrupted(service))
+    rollout = announced_first(
+        states, rollout, is_announced=router.is_former or says_interrupted(service)
+    )
     # In place, no engine comes in addition to another.
     surge_budget = None if spec.replaces_in_place else budget
     replaced = {

@@ -36,8 +36,8 @@ from sluice_operator.service.rollout.surge import PoolState, RolloutRevision
 
 
 def pool_state(children: Children, spec: EnginePoolSpec, config_map: Manifest) -> PoolState:
-    """The pool that should be as `spec` says, with all revisions that it has; `config_map`: the
-    file of the desired one."""
+    """The pool that should be as `spec` says, with all its revisions; `config_map`: the engine's
+    file of the desired revision."""
     name = revision(spec)
     pools = [p for p in of_kind(children, ENGINE_POOL) if p["spec"]["role"] == spec.role]
     planned = {name: count for pool in pools for name, count in _planned(pool).items()}
@@ -63,7 +63,7 @@ def pool_state(children: Children, spec: EnginePoolSpec, config_map: Manifest) -
 def engine_deployments(
     children: Children, service: str, pools: Iterable[Manifest], role: str
 ) -> Iterator[Manifest]:
-    """The Deployments of the `pools` of `role`, and those that these will take over."""
+    """The Deployments of the `pools` of `role`, and Deployments that these pools will take over."""
     uids = {pool["metadata"]["uid"] for pool in pools}
     for item in of_kind(children, DEPLOYMENT):
         is_taken = pool_role(item) == role and is_free(item, service, uids)
@@ -72,7 +72,8 @@ def engine_deployments(
 
 
 def pod_changes(children: Children, top: Owner, spec: EnginePoolSpec) -> tuple[str, ...]:
-    """Whether this release would write the pods of a pool differently for the same inputs."""
+    """Text about a pool whose pods this release would write differently for unchanged inputs;
+    empty: it would not."""
     stays = any(desired is not built for built, _, desired in _same_revision(children, top, spec))
     return (f"pool {spec.role}: its pods",) if stays else ()
 
@@ -88,8 +89,8 @@ def replaces_pods(children: Children, top: Owner, spec: EnginePoolSpec) -> bool:
 def _same_revision(
     children: Children, top: Owner, spec: EnginePoolSpec
 ) -> Iterator[tuple[Manifest, Manifest, Manifest]]:
-    """The Deployment of the revision that `spec` asks for, where it is there: as this release makes
-    it, the live one, and the one to apply."""
+    """The existing Deployment of the revision that `spec` asks for: as this release makes it, the
+    live one, and the one to apply. Nothing if there is none."""
     built = engine_deployment(replace(top, name=f"{top.service}-{spec.role}"), spec)
     for live in of_kind(children, DEPLOYMENT):
         if revision_of(live) == revision(spec):

@@ -3,12 +3,12 @@
 Pure: it works with counts. The desired revisions of all pools are a set, and one set replaces
 another as a whole:
 
-- The desired revisions get all their engines at once, beside those that serve (surge). While
-  something keeps them from starting, they get no more than they have.
+- The desired revisions get all their engines at once, in addition to those that serve (surge).
+  While something keeps them from starting, they get no more than they have.
 - The stable revisions keep all their engines, ready or not. They go when the desired revisions are
   complete in every pool and the service's status says so. A smaller size applies to them at once,
   a larger one only when the desired revisions are stuck.
-- Any other revision goes, unless its engines serve while those above are too few.
+- Other revisions go, unless their engines serve while the desired and stable ones are too few.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ Shares = dict[str, int]
 
 @dataclass(frozen=True)
 class RolloutRevision:
-    """One revision of a pool, as it is now."""
+    """One revision of a pool in its present state."""
 
     name: str
     replicas: int = 0
     """Engines that its Deployment is asked for."""
     ready: int = 0
-    """Engines that serve. For the desired revision: those that are `available`, because an engine
-    that was ready for an instant replaces nothing."""
+    """Engines that serve. For the desired revision: the `available` engines, because an engine that
+    was ready for an instant replaces nothing."""
     available: int = 0
     """Engines that have been ready for some seconds."""
     settled: bool = False
     """All that was asked of the Deployment is done: every engine is of its newest template, and
     available."""
     fingerprint: str = ""
-    """Engines of two pools work together only if theirs are equal."""
+    """KV fingerprint of its engines: engines of two pools work together only with equal ones."""
     planned: int | None = None
     """Engines in the last plan; None: as many as its Deployment has."""
     stopped: bool = False
@@ -56,12 +56,12 @@ class RolloutRevision:
     is_tried: bool = True
     """Whether its Deployment was asked for an engine, which may have failed."""
     is_leaving: bool = False
-    """Whether it has no place in the last plan, so that its Deployment goes."""
+    """Whether it is not in the last plan, so that its Deployment goes."""
 
 
 @dataclass(frozen=True)
 class PoolState:
-    """One pool: what is asked of it, and what is there."""
+    """One pool: its desired size and its revisions."""
 
     role: Role
     replicas: int
@@ -73,7 +73,7 @@ class PoolState:
 
     @property
     def room(self) -> int:
-        """The most engines of all revisions that it may have in place of each other."""
+        """Most engines of all its revisions together, where they replace each other in place."""
         return self.replicas + self.lent
 
     @property
@@ -97,17 +97,17 @@ class Rollout:
     """Engines that every pool should have, and why."""
 
     shares: Mapping[Role, Shares]
-    """The desired revision comes first. One that is not listed goes."""
+    """Engines of each revision, the desired one first. Revisions that are not listed go."""
     stable: Revisions
-    """Recorded in status before anything follows from it: a revision is recorded as complete before
-    another one goes for it."""
+    """The complete revisions to record in status. A revision is recorded before another one goes
+    because of it."""
     reason: str
     message: str
 
 
 def plan_rollout(pools: tuple[PoolState, ...], stable: Revisions) -> Rollout:
-    """The plan for all pools; `stable`: the set that was complete last, as noted in status. Until
-    one was complete, the first that served stands for it."""
+    """The plan for all pools. `stable`: the set that was complete last, as noted in status; before
+    any was complete, the first set that served."""
     desired = {pool.role: pool.desired.name for pool in pools}
     complete = are_complete(pools)
     reason, message = reason_of(pools)
@@ -148,8 +148,8 @@ def _first_shares(pool: PoolState, kept: list[RolloutRevision], stopped: bool) -
 
 
 def _desired_engines(pool: PoolState, stopped: bool) -> int:
-    """Engines of the desired revision beside a stable one. `stopped`: it makes no progress. Then it
-    keeps what it has, at least one engine, which shows when it works again."""
+    """Engines of the desired revision next to a stable one. `stopped`: it makes no progress. It
+    then keeps the engines that it has, at least one, which shows when it works again."""
     desired = pool.desired
     if not stopped:
         return pool.replicas
@@ -169,8 +169,8 @@ def _has(pool: PoolState, name: str | None) -> bool:
 
 
 def _keep_serving(pools: tuple[PoolState, ...], shares: dict[Role, Shares]) -> None:
-    """Adds to `shares` engines of further revisions that serve now, where those in it are too few,
-    and partners without which a stable revision would serve no longer."""
+    """Adds to `shares` further revisions that serve now, if the engines in it are too few, or if a
+    stable revision would serve no longer without them as partners."""
     for fingerprint in _fingerprints(pools, shares):
         lacking = {
             pool.role: pool.replicas - _serving(pool, pools, shares[pool.role]) for pool in pools
@@ -201,7 +201,7 @@ def _fingerprints(pools: tuple[PoolState, ...], shares: Mapping[Role, Shares]) -
 
 
 def _serving(pool: PoolState, pools: tuple[PoolState, ...], shares: Shares) -> int:
-    """Ready engines of a pool, of those it keeps, that have partners in every other pool."""
+    """Ready engines that a pool keeps and that have partners in every other pool."""
     return sum(
         min(revision.ready, shares[revision.name])
         for revision in pool.all
@@ -213,8 +213,7 @@ def _serving(pool: PoolState, pools: tuple[PoolState, ...], shares: Shares) -> i
 def _is_alone(
     fingerprint: str, pools: tuple[PoolState, ...], shares: Mapping[Role, Shares]
 ) -> bool:
-    """Whether kept engines of some pools have this fingerprint, and those of another pool do
-    not."""
+    """Whether this fingerprint is the one of kept, ready engines in some pools, but not in all."""
     kept = [
         any(
             revision.name in shares[pool.role] and revision.ready
