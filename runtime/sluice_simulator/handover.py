@@ -144,8 +144,8 @@ class PrefillEnd:
     def hold(self, room: int, peer: int) -> None:
         self._held.hold(room, peer)
 
-    def let_go(self, room: int) -> None:
-        self._held.let_go(room)
+    def release_hold(self, room: int) -> None:
+        self._held.release_hold(room)
 
     def deliver(self, event: FromDecode) -> None:
         message = event.message

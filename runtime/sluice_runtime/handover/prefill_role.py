@@ -365,7 +365,7 @@ class PrefillRole:
     def _end(self, room: _Room) -> None:
         """Closes the room: releases its pages and cancels unfinished prefill."""
         del self._rooms[room.number]
-        self._port.let_go(room.number)
+        self._port.release_hold(room.number)
         self._publisher.forget(room.number)
         if room.request_id in self._requests:
             self._grammars.abort(room.request_id)

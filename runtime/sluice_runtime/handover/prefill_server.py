@@ -117,9 +117,9 @@ class PrefillServer:
         """Has `Received` of this room answered at once from now on."""
         self._held.hold(room, peer)
 
-    def let_go(self, room: int) -> None:
+    def release_hold(self, room: int) -> None:
         """Attests nothing of this room from now on."""
-        self._held.let_go(room)
+        self._held.release_hold(room)
 
     def close(self) -> None:
         """Ends all connections and the thread."""

@@ -60,11 +60,11 @@ class HeldRooms:
         """Peer that may read each held room."""
 
     def hold(self, room: int, peer: int) -> None:
-        """Called by the loop: all reads of this room by `peer` are valid until `let_go`."""
+        """Called by the loop: all reads of this room by `peer` are valid until `release_hold`."""
         with self._lock:
             self._peers[room] = peer
 
-    def let_go(self, room: int) -> None:
+    def release_hold(self, room: int) -> None:
         """Called by the loop before the pages may be used again; unknown rooms are ignored."""
         with self._lock:
             self._peers.pop(room, None)

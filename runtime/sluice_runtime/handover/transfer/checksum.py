@@ -1,7 +1,8 @@
-"""xxh3_64 over bytes where they lie. Finds exchanged and stale pages; it is no signature.
+"""Checksums (xxh3_64) over memory, without copying it. They reveal swapped and stale pages, but are
+not signatures.
 
-Pages of two rooms that are exchanged together with their checksums are found too: the room's number
-is the seed.
+The room's number is the seed, so pages that two rooms swapped together with their checksums are
+revealed too.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ def checksum(ranges: Iterable[tuple[int, int]], room: int = 0) -> int:
 def checksum_of_pages(
     base_address: int, page_bytes: int, page_ids: Sequence[int], room: int = 0
 ) -> int:
-    """Checksum over whole pages of a pool in the order given. `base_address`: of page 0."""
+    """Checksum over whole pages of a pool, in the order of `page_ids`. `base_address`: address of
+    page 0."""
     ranges = ((base_address + page * page_bytes, page_bytes) for page in page_ids)
     return checksum(ranges, room)

@@ -1,6 +1,6 @@
-"""Fewer and longer pieces: pages are one piece where they are neighbours on both sides.
+"""Joins pages to fewer, longer pieces where they are neighbours on both sides.
 
-Pure. Keeps the order of the bytes, which is the order that checksums go by.
+Pure. Keeps the order of the bytes, on which checksums depend.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ def page_pieces(
     remote_pages: Sequence[int],
     local_pages: Sequence[int],
 ) -> list[Piece]:
-    """Page `remote_pages[i]` of the peer's pool goes to page `local_pages[i]` of ours.
+    """Pieces that read page `remote_pages[i]` of the peer's pool into page `local_pages[i]` of
+    ours.
 
     A base is the address of page 0. Both lists have the same length.
     """
@@ -28,7 +29,7 @@ def page_pieces(
 
 
 def coalesce(pieces: Iterable[Piece]) -> list[Piece]:
-    """Joins a piece to the one before it where it continues it on both sides; drops empty ones."""
+    """Joins each piece that continues the previous one on both sides; drops empty pieces."""
     joined: list[Piece] = []
     for piece in pieces:
         if piece.length_bytes == 0:
