@@ -198,7 +198,7 @@ def _validated(
     kind: type[ModelT], fields: Mapping[str, Any], unused: list[str], *, strict: bool
 ) -> ModelT:
     """Validates fields. `unused`: list to which names of fields with unused values are added."""
-    if strict and len(fields) > len(kind.model_fields):  # an error for each unknown field would take long
+    if strict and len(fields) > len(kind.model_fields):  # an error for each takes too long
         known = known_keys(kind, ())
         raise _unknown_field(kind, [next(key for key in fields if key not in known)])
     try:

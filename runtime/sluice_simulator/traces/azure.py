@@ -1,6 +1,7 @@
 """Azure's traces: CSV with a UTC time, tokens of context and tokens generated; no shared prefixes.
 
-`TIMESTAMP,ContextTokens,GeneratedTokens`, times with 100 ns: `2023-11-16 18:15:46.6805900`.
+`TIMESTAMP,ContextTokens,GeneratedTokens`; times have a resolution of 100 ns: `2023-11-16
+18:15:46.6805900`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ HEADER: Final = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
 
 
 def read_lines(path: Path, lines: Iterable[str]) -> list[TraceRequest]:
-    """One request a row, the earliest at 0; requests that generated nothing are given one token.
+    """One request for each row, the earliest at time 0. A request that generated nothing gets one
+    token.
 
     Raises:
         TraceError: names the line, the value and what is allowed.
@@ -45,7 +47,7 @@ def _request(path: Path, number: int, row: list[str]) -> TraceRequest:
 
 
 def _seconds(path: Path, number: int, text: str) -> float:
-    """The hundred nanoseconds are more than datetime holds, so the fraction is read apart."""
+    """Seconds of a timestamp. datetime cannot hold 100 ns, so the fraction is read separately."""
     whole, _, fraction = text.partition(".")
     try:
         moment = datetime.strptime(whole, "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)

@@ -1,7 +1,8 @@
 """Mooncake's traces: a JSON object a line, with the ids of the prompt's 512-token blocks.
 
 `{"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [id, ...]}`. An id stands for
-a block and for all before it, so that two prompts share a prefix as far as their ids are equal.
+a block with everything before it, so two prompts share a prefix as long as their leading ids are
+equal.
 """
 
 from __future__ import annotations

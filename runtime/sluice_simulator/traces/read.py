@@ -1,4 +1,5 @@
-"""A trace from a file: the suffix tells the format. Traces are data, kept outside the sources."""
+"""Reads a trace from a file, whose suffix tells the format. Traces are data, kept outside the
+sources."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def read_trace(path: Path) -> Trace:
     """The trace in the file at `path`, named after it.
 
     Raises:
-        UnusableFileError: there is no such file, it is not text, or holds no request.
+        UnusableFileError: the file does not exist, is not text, or holds no request.
         TraceError: a line that cannot be read.
     """
     reader = READERS.get(path.suffix)

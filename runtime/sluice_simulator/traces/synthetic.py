@@ -1,6 +1,8 @@
-"""Traces made from a seed: the workloads of the documentation's ready-made configurations, others.
+"""Makes traces from a seed: the workloads of the documentation's ready-made configurations, and
+others.
 
-Poisson arrivals, lengths from a range, prefixes from a pool. The same seed gives the same trace.
+Arrivals are a Poisson process, lengths come from a range, prefixes from a pool. A seed always gives
+one trace.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ class Workload:
     prompt_tokens: tuple[int, int]
     output_tokens: tuple[int, int]
     prefixes: int = 0
-    """Shared beginnings to choose from; 0: prompts share nothing."""
+    """Number of shared prefixes to choose from; 0: prompts share nothing."""
     prefix_blocks: int = 0
-    """Length of a shared beginning, in blocks of 512 tokens."""
+    """Length of a shared prefix, in blocks of 512 tokens."""
 
 
 def synthesise(workload: Workload, seed: int) -> Trace:
