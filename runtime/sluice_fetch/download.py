@@ -1,5 +1,5 @@
-"""Downloads one file into the cache: resumes after a killed process, verifies, then gives it its
-name."""
+"""Downloads one file into the cache: resumes the partial file of a killed process, verifies, then
+renames it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class Download:
     stop: threading.Event
 
     def file(self, file: HubFile) -> None:
-        """Leaves the verified blob; a corrupt one is fetched a second time from its start.
+        """Downloads and verifies the file's blob; a corrupt blob is downloaded once more from its
+        start.
 
         Raises:
             FileCorruptError, OSError, and what the origin raises.
@@ -76,7 +77,7 @@ class Download:
                 if written.tell() > file.size_bytes:
                     break
             written.flush()
-            os.fsync(written.fileno())  # before the marker says that it is there
+            os.fsync(written.fileno())  # on disk before the marker lists the file
         self._check_size(file, partial.stat().st_size)
 
     def _check_size(self, file: HubFile, size: int) -> None:

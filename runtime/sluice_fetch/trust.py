@@ -1,4 +1,4 @@
-"""Certificates of private authorities, trusted in addition to the public ones."""
+"""Makes connections trust certificates of private authorities in addition to public ones."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from sluice_fetch.errors import InvalidConfigError
 
 
 def trust(file: Path) -> None:
-    """Every later connection to a hub trusts the certificates in `file`, too.
+    """Makes every later connection to a hub trust the certificates in `file` too.
 
     Raises:
-        InvalidConfigError: it cannot be read, or holds none.
+        InvalidConfigError: the file cannot be read, or holds no certificate.
     """
     context = httpx2.create_ssl_context()
     try:
