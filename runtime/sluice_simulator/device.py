@@ -1,7 +1,7 @@
-"""The device of a replay: it answers a batch with tokens and seconds.
+"""The device of a replay: for each batch it returns tokens and seconds.
 
-This one has a cost model. A benchmark has one that runs a real model and measures it, on the same
-virtual clock.
+The device here uses a cost model. A benchmark has another device, which runs and measures a real
+model on the same virtual clock.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Device(Protocol):
 
     @property
     def ahead(self) -> int:
-        """Batches that are launched before the results of an earlier one are in: 1 or 0."""
+        """Number of batches that are launched before an earlier batch's results are known: 1 or
+        0."""
         ...
 
     def run(self, batch: Batch) -> tuple[SampledTokens, float]:
@@ -45,10 +46,10 @@ class Leap:
     """Numbers of the requests that got a token in every step."""
     steps: int
     first_seconds: float
-    """Time from earlier results to those of the first step; the device's and the host's part."""
+    """Time from the previous results to the first step's results, of device and host together."""
     last_seconds: float
     busy_seconds: float
-    """The device's part of all steps."""
+    """Time of all steps that the device computes."""
 
     @property
     def mean_seconds(self) -> float:
@@ -63,7 +64,7 @@ class Leaper(Protocol):
     """A device whose decode steps can be known in advance."""
 
     def foresee(self, seconds: float) -> int:
-        """Decode steps that begin within `seconds` and end no answer."""
+        """Number of decode steps that begin within `seconds` and end no answer."""
         ...
 
     def leap(self, steps: int) -> Leap:
@@ -72,7 +73,7 @@ class Leaper(Protocol):
 
 
 class SimulatedDevice:
-    """Simulates a device: lengths and a formula."""
+    """Simulated device, whose times follow from lengths by a formula."""
 
     def __init__(
         self, requests: Sequence[TraceRequest], cost: Cost, *, overlap: bool = False
@@ -96,8 +97,8 @@ class SimulatedDevice:
         most = min((row.steps_left for row in rows), default=0)
         if most < 1 or seconds == math.inf:
             return max(most, 0)
-        # The last one may begin just before the time is over, and end after it; a loop that plans
-        # ahead has planned the one after it by then.
+        # The last step may begin just before the time is over and end later. A loop that plans
+        # ahead has planned one more step by then.
         begun = bisect_left(
             range(1, most), seconds, key=lambda steps: self._leap(rows, steps).seconds
         )

@@ -1,4 +1,4 @@
-"""The loop's reads of pages, as a `PageReader` has them: page numbers in, addresses out.
+"""Turns the loop's reads of pages into a `PageReader`'s jobs: page numbers become addresses.
 
 Knows neither rooms nor requests.
 """
@@ -18,13 +18,13 @@ from sluice_runtime.handover.transfer.reads import ReadJob, ReadResult, StagingL
 
 @dataclass(frozen=True, slots=True)
 class LocalPages:
-    """Where our own pages are."""
+    """Location and layout of our own pages."""
 
     address: int
     """Address of page 0."""
     page_bytes: int
     parts: int = 1
-    """Parts of each page: our ranks."""
+    """Parts of each page, one for each of our ranks."""
     kv_heads: int = 1
     """Key heads of all ranks together."""
 
@@ -34,7 +34,8 @@ class LocalPages:
 
 
 class PageReads:
-    """See `PagePort`. `wake`: a result is there at once."""
+    """A `PagePort` over a `PageReader`. `wake`: called if a result is available at once, as after a
+    refusal."""
 
     def __init__(
         self,
@@ -85,7 +86,7 @@ class PageReads:
     def _result(self, result: ReadResult) -> PagesRead:
         """
         Raises:
-            EngineUnfitError: nothing can be read any more.
+            EngineUnfitError: the backend can never read again.
         """
         number, error = self._jobs.pop(id(result.job))[1], result.error
         if isinstance(error, StagingLostError):

@@ -1,5 +1,5 @@
-"""Tenants and urgency, which no public trace has: drawn from a seed, so that policies that look at
-them can be compared."""
+"""Adds tenants and urgency, which no public trace has, to a trace. They are drawn from a seed, for
+comparing policies that use them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ URGENT: Final = 100
 
 
 def tagged(trace: Trace, tenants: int, urgent_share: float, seed: int) -> Trace:
-    """Requests of `tenants` tenants, the n-th with 1/n of the first one's, as in Zipf's law; a
-    share of them urgent. Without tenants and urgency the trace is as it was."""
+    """The trace with requests of `tenants` tenants: the n-th tenant has 1/n as many as the first,
+    as in Zipf's law. `urgent_share`: fraction of requests that are urgent. Without tenants and
+    urgency the trace is unchanged."""
     draw = random.Random(seed)  # noqa: S311
     names = [f"tenant-{number}" for number in range(tenants)] or [""]
     weights = [1 / (number + 1) for number in range(len(names))]
