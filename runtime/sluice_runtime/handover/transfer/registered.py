@@ -1,4 +1,4 @@
-"""Ranges of memory that were registered. Knows no backend; the bytes stay where they are."""
+"""Registered ranges of memory, whose bytes are not copied. Knows no backend."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from sluice_runtime.handover.transfer.backend import NotRegisteredError
 
 
 class RegisteredMemory:
-    """Addresses that may be read and written. A few large ranges, so all are looked at."""
+    """Ranges that may be read and written. There are a few large ones, so every look-up goes
+    through all."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -35,7 +36,7 @@ class RegisteredMemory:
         """The bytes themselves, not a copy.
 
         Raises:
-            NotRegisteredError: one of them is outside.
+            NotRegisteredError: a byte is outside the registered ranges.
         """
         if not self.holds(address, length_bytes):
             raise NotRegisteredError(
@@ -47,7 +48,7 @@ class RegisteredMemory:
 def check_range(address: int, length_bytes: int) -> None:
     """
     Raises:
-        NotRegisteredError: no backend can register this.
+        NotRegisteredError: no backend can register this range.
     """
     if address <= 0 or length_bytes <= 0:
         raise NotRegisteredError(
@@ -57,5 +58,5 @@ def check_range(address: int, length_bytes: int) -> None:
 
 
 def memory_at(address: int, length_bytes: int) -> memoryview:
-    """A writable view of raw memory. The caller sees to it that it is there."""
+    """A writable view of raw memory. The caller makes sure that the memory exists."""
     return memoryview((ctypes.c_char * length_bytes).from_address(address)).cast("B")
