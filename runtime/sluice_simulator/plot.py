@@ -31,7 +31,7 @@ def check_plot(path: Path) -> None:
 
     Raises:
         UnusableConfigError: the suffix is not supported, no file can be made there, or matplotlib
-        is not installed.
+            is not installed.
     """
     if path.suffix not in SUFFIXES:
         allowed = " or ".join(SUFFIXES)

@@ -1,7 +1,8 @@
-"""The runner's side of a simulated step: the length of each row, and its next token.
+"""What a simulated step has in place of the model runner: the length of each row, and its next
+token.
 
-Keys and values are represented by a length. The next token depends on the row's length only, so
-chunks, retractions and steps in flight change no answer.
+A row's length stands for its keys and values. The next token depends only on that length, so
+chunks, retractions and overlapped steps do not change answers.
 """
 
 from __future__ import annotations
@@ -17,18 +18,19 @@ from sluice_simulator.traces.tokens import END_OF_ANSWER, answer_id, request_num
 
 @dataclass(slots=True)
 class Row:
-    """A request while it has a row; lengths in tokens."""
+    """A request that has a row; lengths are in tokens."""
 
     request: int
     """Number of the request in the trace."""
     length: int
     last_length: int
-    """Length of the row when its answer's last token is drawn."""
+    """Length of the row when the answer's last token is sampled."""
     token: int
 
     @property
     def steps_left(self) -> int:
-        """Decode steps that do not end the answer; negative when it has ended."""
+        """Number of decode steps before the one that ends the answer; negative once it has
+        ended."""
         return self.last_length - self.length - 1
 
     def next_token(self) -> int:
@@ -36,7 +38,7 @@ class Row:
 
 
 class SimulatedRows:
-    """Applies batches to rows. Requests are named by their number in the trace."""
+    """The rows of a simulated engine; requests are known by their number in the trace."""
 
     def __init__(self, requests: Sequence[TraceRequest]) -> None:
         self._requests = requests
@@ -66,7 +68,8 @@ class SimulatedRows:
         return [row for row in self._rows.values() if row.length < row.last_length]
 
     def _row(self, index: int, length: int) -> Row:
-        """`length`: of a row whose prompt was computed elsewhere."""
+        """The row at an index. `length`: the length to give a row whose prompt was computed
+        elsewhere."""
         request = self._requests[index]
         last = request.prompt_tokens + request.output_tokens - 1
         return Row(index, length, last, answer_id(index))

@@ -161,7 +161,7 @@ def verified_call(
 
     Raises:
         InvalidSignatureError: the header was not signed with these keys, or for another request, or
-        too long ago.
+            too long ago.
     """
     try:
         _, digest = verified_claims(keys, _LABEL, value, request_id, path, now_unix)

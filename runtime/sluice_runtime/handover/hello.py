@@ -154,7 +154,7 @@ def memory_of(us: DecodeIdentity, hello: Hello, answer: Welcome | Refused) -> Pe
 
     Raises:
         GreetingError: the engine refused, or its answer has no valid signature, or its pages do not
-        fit ours.
+            fit ours.
     """
     if isinstance(answer, Refused):
         raise GreetingError(f"refused the greeting: {answer.reason}: {answer.error}")

@@ -136,7 +136,7 @@ class ModelFiles:
 
         Raises:
             ModelLoadError: a value is neither a token id nor a list of token ids; names the file
-            and the key.
+                and the key.
         """
         text = self.config.get("text_config")
         text_part = text if isinstance(text, Mapping) else {}

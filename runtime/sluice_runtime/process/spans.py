@@ -33,7 +33,7 @@ def recorder(config: EngineConfig, process: str) -> Iterator[Record | None]:
 
     Raises:
         InvalidConfigError: a collector is configured, but the library that sends spans is not
-        installed.
+            installed.
     """
     pod = os.environ.get("POD_NAME") or socket.gethostname()
     resource = {"k8s.pod.name": pod, "sluice.role": config.role.value}

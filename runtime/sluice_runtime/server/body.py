@@ -76,7 +76,7 @@ async def read_body(request: Request, max_bytes: int, seconds: float = BODY_SECO
 
     Raises:
         MistakenError: the body is compressed, is longer than `max_bytes` (the rest is not read), or
-        did not arrive within `seconds`.
+            did not arrive within `seconds`.
         starlette.requests.ClientDisconnect: the client disconnected before the body was complete.
     """
     if mistake := http_errors.wrong_encoding(request.headers.get("content-encoding")):

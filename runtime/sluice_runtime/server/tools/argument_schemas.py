@@ -45,7 +45,7 @@ def call_rules(
 
     Raises:
         InvalidRequestError: a strict function's schema cannot be enforced; the message names the
-        function and the place.
+            function and the place.
     """
     functions = _HeldSchemas(form, build)
     for name, schema in schemas.items():

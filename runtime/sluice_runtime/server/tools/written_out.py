@@ -82,7 +82,7 @@ class WrittenOut:
 
         Raises:
             GrammarError: a reference leads nowhere or to itself, or there are too many
-            alternatives.
+                alternatives.
         """
         return self._objects(self._root, 0)
 
