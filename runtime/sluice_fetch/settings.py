@@ -1,4 +1,4 @@
-"""Settings of a fetch: what, from where and to where, resolved once from the command line.
+"""The source of a fetch, made once from the settings of the command line.
 
 Reads the token's file.
 """

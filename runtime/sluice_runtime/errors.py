@@ -52,7 +52,8 @@ class StepOutOfMemoryError(SluiceRuntimeError):
 
 
 class EngineUnfitError(SluiceRuntimeError):
-    """The process can only get worse, and a new process would serve well."""
+    """The process has lost something for good, such as too many KV pages; only a new process has it
+    again."""
 
     reason = "PagesQuarantined"
 
@@ -150,7 +151,8 @@ class HandedBackError(RequestError):
 
 
 class GrammarUnavailableError(RequestError):
-    """The grammar library failed with the form of the answer: 503 with a code of its own.
+    """The grammar library failed while it compiled the request's grammar: 503 with a code of its
+    own.
 
     Retry on another engine once at most.
     """

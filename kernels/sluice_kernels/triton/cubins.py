@@ -78,7 +78,8 @@ class CubinFolder:
         self._shared_bytes: dict[str, int] = content.get("cubins", {})
 
     def find(self, program: Program, architecture: int) -> Cubin | None:
-        """Cubin for this architecture, or for one whose code it runs."""
+        """The program's cubin for this architecture, or for another architecture whose code also
+        runs on this one; None: there is none."""
         if (built := built_for(architecture, self.architectures)) is None:
             return None
         name = file_name(program, built)

@@ -67,10 +67,11 @@ class Followed(Protocol):
 
 
 class ListWatch:
-    """Keeps `followed` up to date. Requests of `followed` raise RefusedError, or one of `away`
-    while the API server does not answer; these may have `retry_after_seconds`. `draw`: uniform in
-    [0, 1). `longest_forbidden_seconds`: longest pause after a 403. The first pauses are short,
-    because API servers forbid everything for a moment after their start."""
+    """Keeps `followed` up to date. Its requests raise RefusedError if the API server refuses, or
+    one of the `away` exceptions if it does not answer; the exception may have
+    `retry_after_seconds`. `draw`: uniform in [0, 1). `longest_forbidden_seconds`: longest pause
+    after a 403. The first pauses are short, because API servers forbid everything for a moment
+    after their start."""
 
     def __init__(
         self,
@@ -151,7 +152,7 @@ class ListWatch:
         self._failures += 1
         self._failures_alike = self._failures_alike + 1 if status == self._last_status else 1
         self._last_status = status
-        is_forbidden = status == HTTPStatus.FORBIDDEN  # a list may be all that is allowed
+        is_forbidden = status == HTTPStatus.FORBIDDEN  # a list may still be allowed
         is_list_due = self._failures % FAILURES_BEFORE_LIST == 0
         if is_forbidden or is_list_due or status == HTTPStatus.GONE:
             self._version = None

@@ -5,7 +5,7 @@ The operator finds the product; this table gives its sizes.
 Sources. Chunk, graphs and reserved memory by tier of memory: SGLang 0.5.x, `server_args.py`
 (`_handle_gpu_memory_settings`, generalised in its pull request 10975). Requests at once: no fewer
 than vLLM 0.11's 256 (`arg_utils.py`, `get_batch_defaults`). Products: makers' data sheets; not all
-were looked up again. Labels: drivers' device names from published node lists, so others exist;
+were looked up again. Labels: drivers' device names from published node lists, which are incomplete;
 spaces are dashes (NVIDIA's feature discovery) or underscores (AMD's labeller).
 """
 
@@ -193,9 +193,9 @@ def product_row(product: str) -> ProductRow | None:
 
 
 def labels_near(product: str) -> tuple[str, ...]:
-    """Labels that may be meant by a product name that is no known label: those of its row, else
-    those with all its words, else similar ones. Empty if it is a known label. The name may be of a
-    part of a device."""
+    """Labels that a user may have meant by `product`, if it is not a known label: the labels of its
+    row, else labels with all its words, else similar labels. Empty for a known label. The name may
+    be of a part of a device."""
     whole = PART.split(product)[0]
     labels = {_letters(label): label for row in PRODUCTS for label in row.labels}
     if whole in labels.values():

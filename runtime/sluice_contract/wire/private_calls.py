@@ -27,7 +27,7 @@ ROLE_PATH: Final = "/role"
 HAND_BACK_PATH: Final = "/hand-back"
 """Path at which an engine is asked for requests that it has not begun."""
 MAX_HAND_BACK: Final = 64
-"""Requests that one such call may name."""
+"""Most requests that a call of `HAND_BACK_PATH` may name."""
 RESUME_MISMATCH: Final = "resume_mismatch"
 """Error code of a 409: this engine would not continue from the same prompt."""
 MORE_LINE: Final = b': {"more":true}\n'

@@ -49,7 +49,7 @@ class EagleDrafts:
         self._draws = draws
         self._device = device
         self._width = most + 1
-        """Maximum tokens of a row in a step behind which a token is drawn."""
+        """Most tokens of a row in one step that each have a token drawn after them."""
         size = (len(rows.lengths) * self._width, head.spec.hidden_size)
         self._kept = torch.zeros(size, dtype=head.dtype, device=device.place)
         """Hidden states of the head, [rows x width, h]; see `_slots`."""

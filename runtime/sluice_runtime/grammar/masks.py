@@ -141,7 +141,7 @@ class Matcher:
         self._taken = 0
         """Number of tokens that the state has taken in."""
         self._ahead: list[int] = []
-        """Drafts that the state has taken in behind these tokens."""
+        """Drafts that the state includes after these tokens."""
         self._saw_drafts = False
         """Whether the state has seen drafts since it was made."""
         self._looks_ahead = True

@@ -71,7 +71,7 @@ class BlockCounts(NamedTuple):
     """Blocks at the start, which the transfer backend reads and fills; other engines may access
     them."""
     private: int = 0
-    """Blocks behind the shared ones, which no other engine reaches."""
+    """Blocks after the shared ones; other engines do not access them."""
 
 
 class PoolCopies:

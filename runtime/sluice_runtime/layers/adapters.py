@@ -99,7 +99,7 @@ class AdapterBank:
         torch.ne(slots[:, None], self._numbers, out=self.foreign[: len(slots)])
 
     def use_none(self, tokens: int) -> None:
-        """Prepares for a step of so many tokens without adapters."""
+        """Prepares for a step of `tokens` tokens without adapters."""
         self.used = 0
         self.foreign[:tokens].fill_(True)  # graphs compute all slots, whatever `used` is
 

@@ -101,7 +101,7 @@ def read_config(folder: Path) -> ResolvedConfig:
 
 
 def steps_for(folder: Path, rank: int) -> Iterator[Batch]:
-    """Steps that rank 0 announces, as they come; for a rank's process."""
+    """Yields each step that rank 0 announces; for a rank's process."""
     decoder = msgspec.msgpack.Decoder(StepMessage)
     with zmq.Context(io_threads=1) as context, context.socket(zmq.PULL) as socket:
         socket.set_hwm(0)

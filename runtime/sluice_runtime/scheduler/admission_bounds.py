@@ -5,8 +5,9 @@ Refusals           which requests an engine refuses
 AdapterSlots       how many different adapters the rows may have
 Share              how a step is shared between a prompt that is cut and those behind it
 PrefillHeadroom    pages, tokens and rows that a step has left for prompts
-PrefixesInFlight   prefixes being computed, for which other requests wait a step or two Locking,
-Unlocking evictable pages that taking or releasing locks on the prefix tree would change
+PrefixesInFlight   prefixes being computed, for which other requests wait a step or two
+Locking            pages that locks on the prefix tree would take from the evictable ones
+Unlocking          pages that become evictable if such locks are released
 """
 
 from __future__ import annotations

@@ -267,7 +267,7 @@ class KvAllocator:
         return appended
 
     def trim(self, request: Request) -> None:
-        """Gives back pages behind the computed tokens, once drafts were verified."""
+        """Gives back pages that the computed tokens do not need, after drafts were verified."""
         kept = pages_for(request.computed_tokens, self._page_size)
         refused = request.page_ids[kept:]
         del request.page_ids[kept:]

@@ -32,7 +32,7 @@ _CONTENTS: Final = (
 
 
 class Unseen(RequestModel):
-    """A part of a type that no model here reads; its other fields are dropped."""
+    """A part of a type that no model of this server can read; its other fields are dropped."""
 
     type: Annotated[str, Field(min_length=1, max_length=MAX_TYPE_CHARACTERS)]
     role: str | None = None

@@ -118,7 +118,7 @@ class HttpProtocol(HttpToolsProtocol):
         error."""
         self._head_timer = None
         if self.cycle is not None and not self.cycle.response_complete:
-            self._await_head()  # of a request behind another, whose answer is still under way
+            self._await_head()  # the next head comes while an answer is sent
         elif self._head_begun:
             self._end_with(http_errors.head_too_late(self.head_seconds))
         else:

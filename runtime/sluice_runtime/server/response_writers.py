@@ -59,8 +59,8 @@ class Usage:
         return usage
 
     def _cached_tokens(self) -> int:
-        """Of each prompt, the smallest count of its choices: the later choices find the prompt
-        cached because the first one computed it."""
+        """The sum of each prompt's smallest count over its choices: the later choices find the
+        prompt cached because the first one computed it."""
         by_prompt: dict[int, int] = {}
         for index, tokens in self._cached.items():
             prompt = index // self.choices

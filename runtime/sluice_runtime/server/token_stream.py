@@ -28,7 +28,7 @@ class TokenStream:
     ) -> None:
         self.request_id = request_id
         self.router_id = router_id
-        """The `x-request-id` of its request, which clients have no part in behind a router."""
+        """The request's `x-request-id` if the router has set it, so that no client chose it."""
         self.names = names
         """Names by which a client may abort the request."""
         self._grammar_field = grammar_field

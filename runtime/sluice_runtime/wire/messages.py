@@ -205,8 +205,8 @@ class TakeRole(Message, frozen=True):
     lame_duck_seconds: float
     """Time for which new work is still accepted, so that routers learn of the change."""
     drain_seconds: float
-    """Time after which prompts for other engines are given up. Clients' requests are not: the API
-    process aborts those."""
+    """Time after which the engine gives up prompts that it computes for other engines. It does not
+    give up clients' requests; the API process aborts them."""
 
 
 class HandBack(Message, frozen=True):

@@ -363,7 +363,7 @@ def restrict(logits: Tensor, restrictions: Restrictions) -> None:
 
 
 def _chosen(logits: Tensor, rows: RowsOf) -> Tensor:
-    """Logits of these rows: a copy, or all of them in place."""
+    """Logits of these rows: a copy, or `logits` itself if they are all rows."""
     return logits if rows.places is None else logits.index_select(0, rows.places)
 
 
@@ -374,8 +374,9 @@ def _cut(logits: Tensor, rows: RowsOf, chosen: Tensor, least: Tensor) -> None:
 
 
 def _of_rank(logits: Tensor, ranked: Ranked) -> Tensor:
-    """Smallest logit among the top_k largest or, with a top_p, among the fewest of these that hold
-    that share of their mass."""
+    """The least logit that a token must have. Without top_p it is the smallest of the top_k largest
+    logits. With top_p it is the smallest of the fewest of these that together have a share top_p of
+    their mass."""
     temperature, top_p = ranked.rows.temperature, ranked.rows.bound
     counts = ranked.top_k.clamp(max=logits.shape[1])
     ordered = logits.topk(ranked.width).values

@@ -79,9 +79,10 @@ class PageReader:
             thread.start()
 
     def submit(self, job: ReadJob) -> None:
-        """
+        """Queues a job.
+
         Raises:
-            ReaderFullError: too many wait; the job is not taken.
+            ReaderFullError: too many jobs wait, or the reader is closed; the job is not queued.
         """
         with self._changed:
             if self._closed or len(self._queue) >= self._max_queued:

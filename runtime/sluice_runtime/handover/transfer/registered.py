@@ -15,7 +15,7 @@ class RegisteredMemory:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ranges: tuple[tuple[int, int], ...] = ()
-        """(first address, address behind the last)."""
+        """(first address, address after the last)."""
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:

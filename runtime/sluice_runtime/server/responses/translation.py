@@ -54,8 +54,8 @@ _NAMES: Final = (
 
 
 def plan_response(planner: Planner, request: ResponsesRequest) -> list[ChoicePlan]:
-    """The request's one plan. Raises like `Planner.plan_chat`, but messages use this route's
-    names."""
+    """The plan of the request's only choice, in a list. Raises like `Planner.plan_chat`, but error
+    messages use this route's names for fields."""
     plans = partial(planner.plan_chat, chat_request(request))
     return [plan_under_other_names(plans, _NAMES)]
 
@@ -151,9 +151,9 @@ def _messages(request: ResponsesRequest) -> Iterator[dict[str, Any]]:
 
 
 def _continues(turn: dict[str, Any], item: object, *, said: bool) -> bool:
-    """Whether an item belongs to the assistant's turn before it. An unseen item does, if it is the
+    """Whether an item is part of the assistant's turn before it. An unseen item is if it is the
     assistant's or follows a call, so that nothing separates calls from results. Reasoning and
-    messages do, until a text was `said` or a tool was called in the turn."""
+    messages are part of the turn only as long as it has no text (`said`) and no call."""
     if isinstance(item, Unseen):
         return unseen_role(item) == "assistant" or "tool_calls" in turn
     if said or "tool_calls" in turn:
