@@ -1,9 +1,9 @@
 """Builds the native kernels beside their sources: `kernels/build.py [FOLDER] [--cache FOLDER]`.
 
-Through torch's extension builder, ahead of time, for the torch that runs this. One library holds
-every instruction set; the process that loads it picks. Needs g++ 12 or clang and setuptools here,
-and nothing where the library is used but that torch. What was built from the same sources with the
-same torch and compiler is left alone, or copied from the cache, without loading torch.
+Compiles with torch's extension builder, for the torch that is installed. One library holds a
+variant for each instruction set; the process that loads it picks one. Building needs setuptools and
+g++ 12 or clang; using the library needs only the same torch. A library from the same sources, torch
+and compiler is kept, or copied from the cache, without loading torch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LIBRARY = "_native.so"
 CACHED = 8
 """Libraries kept in the cache, so that switching between branches rebuilds nothing."""
 
-# The widest last. A variant without flags runs on any processor of the architecture.
+# The widest set comes last. A variant without flags runs on any processor of the architecture.
 VARIANTS: dict[str, list[str]] = {"generic": []}
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"]
 AVX512 += ["-mprefer-vector-width=512"]
@@ -42,9 +42,9 @@ if platform.machine() == "x86_64":
     }
 # Contraction of products and sums is what the compiler does by default; nothing else is reordered.
 FLAGS = ["-O3", "-std=c++20", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-g0"]
-# g++ 12 takes its own intrinsics' undefined registers for a mistake.
+# g++ 12 warns of undefined registers in its own intrinsics.
 WARNINGS = ["-Wall", "-Wextra", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]
-# What setuptools adds to the command lines of its own accord.
+# Environment variables that setuptools adds to the command lines without being told.
 COMPILER_VARIABLES = ("CC", "CXX", "CPPFLAGS", "CFLAGS", "CXXFLAGS", "LDFLAGS", "LDSHARED")
 
 
@@ -67,7 +67,7 @@ def build(folder: Path) -> Path:
     from torch.utils.cpp_extension import BuildExtension, CppExtension
 
     class Build(BuildExtension):  # type: ignore[misc]
-        """torch's builder, with objects whose flags are their own."""
+        """torch's builder, which also compiles each variant with that variant's flags."""
 
         def build_extension(self, extension: Any) -> None:
             with ThreadPoolExecutor(os.cpu_count()) as compilers:
@@ -138,7 +138,7 @@ def main(words: list[str] | None = None) -> int:
     stamp, library = arguments.folder / STAMP, arguments.folder / LIBRARY
     if library.exists() and stamp.exists() and stamp.read_text().startswith(wanted):
         return 0
-    library.unlink(missing_ok=True)  # if it cannot be built, none is better than an old one
+    library.unlink(missing_ok=True)  # after a failed build no library may be left
     obtain(arguments.folder, arguments.cache, wanted)
     stamp.write_text(f"{wanted}\n{digest(SOURCES)}\n")
     return 0

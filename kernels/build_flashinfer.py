@@ -1,12 +1,12 @@
 """Builds flashinfer's kernels ahead: `kernels/build_flashinfer.py [FOLDER] [-a 80 90 100]
 [--dtypes bfloat16 float16] [--head-dims 64 128] [--compared] [--scratch FOLDER] [--jobs N]`.
 
-FOLDER gets one library a module, which holds the code of all architectures, and a manifest; engines
-look beside `sluice_kernels` unless an image is made elsewhere. Needs flashinfer 0.6.13, torch for
-CUDA, a C++ compiler, and nvcc: that of CUDA_HOME, or of the packages of the group
-`flashinfer-build`. No GPU. For Hopper and one number type: 34 minutes of CPU time, most of it for
-fa3, without the modules for pages of 8 bits. What a run was interrupted in goes on where it was:
-modules in the manifest are left alone, and objects are kept in the scratch folder.
+FOLDER gets a manifest and one library for each module, with the code of all architectures. By
+default it is the folder in `sluice_kernels` where engines look. Needs flashinfer 0.6.13, torch for
+CUDA, a C++ compiler, and nvcc from CUDA_HOME or from the packages of the group `flashinfer-build`;
+needs no GPU. Hopper with one number type takes 34 minutes of CPU time, most of it for fa3; modules
+for 8-bit pages come on top. An interrupted run can be repeated: it skips modules in the manifest,
+and compiled objects stay in the scratch folder.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from sluice_kernels.flashinfer_ahead import (
 )
 
 ARCHITECTURES: Final = (80, 90, 100)
-"""Compute capabilities: A100 and what is like it up to 8.9, H100 and H200, B200."""
+"""Compute capabilities: A100 and its generation up to 8.9; H100 and H200; B200."""
 HEAD_DIMS: Final = (64, 128)
 TARGETS: Final = "FLASHINFER_CUDA_ARCH_LIST"
 
 Build = Callable[[str, tuple[int, ...]], Path]
-"""Compiles a module for architectures, and says where the library is."""
+"""Function that compiles a module for architectures and returns the library's path."""
 
 
 def plan(every: list[Shape], architectures: list[int]) -> dict[str, tuple[int, ...]]:
@@ -66,7 +66,8 @@ COMPARED: Final = ("sampling", "rope", "page")
 
 
 def build_all(folder: Path, wanted: dict[str, tuple[int, ...]], build: Build) -> None:
-    """The manifest is written after each module, so that the next run leaves it alone."""
+    """Builds every module of `wanted`. The manifest is written after each one, so that a repeated
+    run skips it."""
     folder.mkdir(parents=True, exist_ok=True)
     before = Manifest.read(folder)
     done = dict(before.modules) if before and before.version == VERSION else {}
@@ -87,8 +88,8 @@ def build_all(folder: Path, wanted: dict[str, tuple[int, ...]], build: Build) ->
 
 
 def cuda_home(scratch: Path) -> Path:
-    """nvcc and what it needs, from the packages of NVIDIA that are installed here, laid out as
-    flashinfer expects them. The driver's library is a stub: the real one comes with a GPU."""
+    """Folder with nvcc and its files from NVIDIA's installed packages, laid out as flashinfer
+    expects. The driver's library in it is a stub: the real one comes with a GPU."""
     found = importlib.util.find_spec("nvidia")
     folders = list(found.submodule_search_locations or ()) if found else []
     packages = next((Path(one) / "cu13" for one in folders if (Path(one) / "cu13").exists()), None)
@@ -117,10 +118,10 @@ def flashinfer_builder(
     """Compiles by flashinfer's own generators."""
     if "CUDA_HOME" not in os.environ:
         os.environ["CUDA_HOME"] = str(cuda_home(scratch))
-    # ninja is called by its name.
+    # flashinfer finds ninja on the PATH.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     os.environ |= {"FLASHINFER_WORKSPACE_BASE": str(scratch), "MAX_JOBS": str(jobs), "PATH": path}
-    # When it is imported it names its folder after them.
+    # On import flashinfer names its folder after these architectures.
     os.environ[TARGETS] = targets(architectures)
     import flashinfer
     from flashinfer.compilation_context import CompilationContext
@@ -149,7 +150,7 @@ def targets(architectures: Iterable[int]) -> str:
 
 
 def specs(every: list[Shape]) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """flashinfer's generator of each module, by our name of it."""
+    """Pairs of a module's name and flashinfer's generator for it."""
     import torch
     from flashinfer.jit.activation import gen_act_and_mul_module
     from flashinfer.jit.attention import gen_batch_decode_module, gen_batch_prefill_module
@@ -165,7 +166,7 @@ def specs(every: list[Shape]) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "silu_and_mul", partial(gen_act_and_mul_module, "silu")
     for shape in every:
         dtype, dim = getattr(torch, shape.dtype), shape.head_dim
-        # No rotation of its own, no sliding window, no cap of logits; for prompts, sums in float32.
+        # No built-in rotation, no sliding window, no logit cap; prompts are summed in float32.
         pages = torch.float8_e4m3fn if shape.fp8_pages else dtype
         decode = (dtype, pages, dtype, torch.int32, dim, dim, 0, False, False)
         yield shape.decode_module(), partial(gen_batch_decode_module, *decode)

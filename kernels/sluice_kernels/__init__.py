@@ -1,5 +1,5 @@
-"""Sluice's own kernels: `native` calls those for CPUs, `triton.operators` those for GPUs, and
-`reference` says in torch what they compute.
+"""Sluice's own kernels: `native` calls the kernels for CPUs, `triton.operators` those for GPUs;
+`reference` defines in torch what each computes.
 
 Knows tensors, pages and rows; imports nothing of Sluice.
 """

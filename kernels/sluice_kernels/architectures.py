@@ -1,4 +1,5 @@
-"""Which GPUs run machine code. Architectures are compute capabilities times ten: 90 is 9.0."""
+"""Which GPUs can run machine code built for which. Architectures are compute capabilities times
+ten: 90 is 9.0."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ HOPPER: Final = 90
 
 
 def built_for(architecture: int, built: Iterable[int]) -> int | None:
-    """The one of the architectures `built` that runs on `architecture`: itself or, before Hopper,
-    an older one of the same generation (newer ones are compiled with what only they have)."""
+    """The architecture among `built` whose code runs on `architecture`: the same one or, before
+    Hopper, an older one of its generation. Code for Hopper and later uses features of one
+    architecture."""
     usable = [
         other
         for other in built

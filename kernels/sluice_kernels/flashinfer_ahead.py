@@ -1,9 +1,9 @@
-"""flashinfer's kernels, built ahead: which ones a model needs, which ones a folder holds.
+"""Prebuilt kernels of flashinfer: which ones a model needs, and which ones a folder holds.
 
-flashinfer's wheel holds sources that it compiles when they are first called, for minutes and with
-nvcc, which a pod does not have. `kernels/build_flashinfer.py` fills a folder instead, a library a
-module, and its manifest says for what. Names are those of flashinfer 0.6.13. Nothing but
-`use_built` needs it installed.
+flashinfer's wheel holds sources that it compiles at their first call: that takes minutes, and nvcc,
+which a pod does not have. `kernels/build_flashinfer.py` fills a folder with one library for each
+module, and a manifest that lists them. Module names are those of flashinfer 0.6.13. Only
+`use_built` needs flashinfer installed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sluice_kernels.architectures import HOPPER, built_for
 
 VERSION: Final = "0.6.13"
 BUILT: Final = Path(__file__).with_name("flashinfer_built")
-"""Where an image keeps them."""
+"""Folder of the prebuilt libraries in an image."""
 MANIFEST: Final = "manifest.json"
 SHARED: Final = ("norm", "silu_and_mul")
 """Modules that are the same for every model."""
@@ -33,7 +33,7 @@ SHORT: Final = {"bfloat16": "bf16", "float16": "f16"}
 
 @dataclass(frozen=True)
 class Shape:
-    """Attention shape of a model, as far as kernels are compiled for it."""
+    """Properties of a model's attention that its kernels are compiled for."""
 
     dtype: str
     """A key of SHORT."""
@@ -65,9 +65,9 @@ def needed_modules(shape: Shape) -> tuple[str, ...]:
 
 
 def hopper_module(shape: Shape, architecture: int) -> str | None:
-    """Module that an engine on Hopper calls for long prompts; without it FA2 computes them. None:
-    the GPU is not Hopper, or there is no such module. architecture: compute capability, 90 for
-    9.0."""
+    """Module that an engine on Hopper calls for long prompts; without the module FA2 computes them.
+    None: the GPU is not Hopper, or flashinfer has no module for this shape. architecture: compute
+    capability, 90 for 9.0."""
     if architecture != HOPPER or shape.fp8_pages:
         return None
     return shape.prefill_module("fa3")
@@ -90,7 +90,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Manifest | None:
-        """None: nothing was built there."""
+        """The folder's manifest; None: nothing was built there."""
         if not (path := folder / MANIFEST).exists():
             return None
         content = json.loads(path.read_text())
@@ -112,7 +112,7 @@ class Manifest:
 
 
 def library(folder: Path, module: str) -> Path:
-    """Where flashinfer looks for what was compiled ahead."""
+    """Path where flashinfer looks for a module's prebuilt library."""
     return folder / module / f"{module}.so"
 
 
@@ -174,10 +174,11 @@ def find_compiler() -> str | None:
 
 
 def use_built(folder: Path = BUILT) -> None:
-    """Imports flashinfer and lets it find `folder`; where there is no compiler, a module that is
-    missing is an error at once. It writes sources to a folder of its own, so that is a temporary
-    one unless FLASHINFER_WORKSPACE_BASE names another."""
-    # Else flashinfer prefers norms that the CuTe DSL compiles at the first call, if it is there.
+    """Imports flashinfer and makes it load libraries from `folder`. Without a compiler, calling a
+    missing module is an error at once. flashinfer writes sources to FLASHINFER_WORKSPACE_BASE; by
+    default that is set to a temporary folder."""
+    # By default flashinfer prefers norms that the CuTe DSL, if installed, compiles at the first
+    # call.
     os.environ["FLASHINFER_USE_CUDA_NORM"] = "1"
     scratch = Path(tempfile.gettempdir()) / "flashinfer"
     os.environ.setdefault("FLASHINFER_WORKSPACE_BASE", str(scratch))
@@ -190,6 +191,6 @@ def use_built(folder: Path = BUILT) -> None:
 
 
 def shapes(dtypes: Iterable[str], head_dims: Iterable[int]) -> list[Shape]:
-    """All combinations, with pages of both kinds."""
+    """Shapes for all combinations, each with 16-bit and with 8-bit pages."""
     every = product(dtypes, head_dims, (False, True))
     return [Shape(dtype, dim, fp8_pages) for dtype, dim, fp8_pages in every]

@@ -1,7 +1,7 @@
-"""The compiled kernels, if they were built: torch operators that this module gives types.
+"""Typed functions for the compiled kernels, which are torch operators.
 
-The library beside this file holds one variant for each instruction set; the best that this
-processor has is taken, unless `use_isa` names another. Shapes as in `reference`.
+The library next to this file holds one variant for each instruction set. The best one for this
+processor is used unless `use_isa` selects another. Shapes as in `reference`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DTYPES: Final = (torch.float32, torch.bfloat16)
 
 _PANEL: Final = 64
 _DEPTH: Final = 64
-"""Outputs whose weights of 8 bits lie together, and the units in which inputs are padded."""
+"""Outputs in one panel of an 8-bit matrix, and the multiple to which its inputs are padded."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Missing:
 
 
 def load(library: Path = LIBRARY) -> Missing | None:
-    """Registers the operators; to be called before any other function here. May be repeated."""
+    """Registers the operators; call it before any other function here. It may be called again."""
     if not library.exists():
         return Missing(f"{library.name} was not built")
     if is_stale(library, SOURCES):
@@ -159,15 +159,15 @@ def sharded_layers(
     contexts: Tensor,
     scale: float,
 ) -> None:
-    """Consecutive layers of a decoder: x [n, hidden] becomes what leaves the last one.
+    """Computes consecutive layers of a decoder: x [n, hidden] becomes the output of the last one.
 
     norms: [hidden] each, before attention and before the feed-forward part of every layer;
     head_norms: [heads + key heads of a shard, d] of every layer, or none at all; weights: qkv,
     output, gate and up, down of every shard of every layer, [out, in], packed by oneDNN or not, or
     all of 8 bits;
-    first_layer: of the pool, where the first one has its keys and values. Each of `shards` threads
-    computes one; `shards` divides the key heads. The rest is as in `rotate_and_store` and
-    `paged_attention`.
+    first_layer: index in the pool of the first layer's keys and values. Each of `shards` threads
+    computes one shard; `shards` divides the key heads. Other arguments are those of
+    `rotate_and_store` and `paged_attention`.
     """
     packed = [matrix for matrix in weights if isinstance(matrix, Int8Matrix)]
     matrices = [m.packed if isinstance(m, Int8Matrix) else m for m in weights]
@@ -186,7 +186,7 @@ def draw(logits: Tensor, temperatures: Tensor, uniforms: Tensor, greedy_below: f
 
 
 def to_float(x: Tensor) -> Tensor:
-    """float32: only bfloat16 is converted."""
+    """The tensor as float32; only bfloat16 is converted."""
     if x.dtype != torch.bfloat16:
         return x.float()
     return cast(Tensor, torch.ops.sluice.to_float.default(x))

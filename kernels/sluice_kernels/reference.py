@@ -1,4 +1,5 @@
-"""References of the kernels in plain torch and float32: slow, short, and what tests compare with.
+"""Reference of each kernel in plain torch and float32: slow and short; tests compare the kernels
+with it.
 
 Shapes: n tokens of a step, flat over its rows; h heads, k key heads, d numbers a head.
 """
@@ -17,7 +18,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """rms_norm of x + delta, which x becomes: [n, width] each."""
+    """rms_norm of x + delta, a sum that is stored in x: [n, width] each."""
     x.copy_(x.float() + delta.float())
     return rms_norm(x, weight, eps)
 
@@ -74,8 +75,8 @@ def rotate_and_store_padded(
     pages: Tensor,
     offsets: Tensor,
 ) -> Tensor:
-    """rotate_and_store, where the pool's last page is padding: what would go there, or to a page
-    that there is not, is not stored. So padding rows of a graph touch nothing."""
+    """rotate_and_store for a pool whose last page is padding: keys and values for that page, or for
+    a page number out of range, are not stored. So a graph's padding rows write nothing."""
     padding = len(pool) - 1
     before = pool[padding].clone()
     held = pages.masked_fill((pages < 0) | (pages > padding), padding).long()
@@ -94,7 +95,7 @@ def paged_attention(
     contexts: Tensor,
     scale: float,
 ) -> Tensor:
-    """Every query attends to the tokens of its row up to itself, which the pool holds.
+    """Each query attends to its row's tokens up to itself; the pool holds their keys and values.
 
     queries: [n, h, d]; page_table: [any, most pages]. Row i is `rows[i]` of the page table; its
     queries are the flat tokens [begins[i], begins[i + 1]), the last of its contexts[i] tokens.
@@ -119,12 +120,12 @@ def draw(logits: Tensor, temperatures: Tensor, uniforms: Tensor, greedy_below: f
     """One token a row of softmax(logits / temperature), by inverting its distribution.
 
     logits: [m, vocabulary] float32; temperatures: [m] float32; uniforms: [m] float64 in [0, 1) →
-    [m]. At temperatures below `greedy_below` the first of the most probable tokens; -1 for a row
-    whose largest logit is not finite (not a number where any is none): it has no distribution.
+    [m]. Temperatures below `greedy_below` give the first of the most probable tokens. A row whose
+    largest logit is infinite or NaN (as with any NaN in the row) has no distribution and gives -1.
     """
     peaks, tokens = logits.double().max(-1)
     finite = peaks.isfinite()
-    # The greatest quotient is 0, whatever it is divided by.
+    # The largest logit is shifted to 0, so it stays 0 at every temperature.
     below = (logits.double() - peaks[:, None]) / temperatures.double().clamp_min(1e-300)[:, None]
     cumulative = below.exp().cumsum(-1)
     mass = cumulative[:, -1:]
@@ -135,12 +136,13 @@ def draw(logits: Tensor, temperatures: Tensor, uniforms: Tensor, greedy_below: f
 
 
 def sample_rows(logits: Tensor, parameters: Tensor) -> Tensor:
-    """One token a row of what its top_k, top_p and min_p leave of softmax(logits / temperature).
+    """One token for each row, drawn from softmax(logits / temperature) restricted by top_k, top_p
+    and min_p.
 
     logits: [m, vocabulary]; parameters: [5, m] float64: temperatures (0: the first of the most
     probable tokens), numbers in [0, 1), top_p, min_p and top_k (below 1: none) → [m], -1 as in
-    `draw`. Each restriction is the least logit that a token must have, so equal logits are in or
-    out together; top_p is of the mass that top_k leaves.
+    `draw`. Each restriction is a smallest allowed logit, so equal logits are kept or left out
+    together; top_p is a share of the mass that top_k leaves.
     """
     temperatures, uniforms, top_p, min_p, top_k = parameters
     scale = temperatures.clamp_min(1e-30)

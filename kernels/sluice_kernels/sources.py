@@ -1,4 +1,5 @@
-"""Which sources a library was made from. Without torch: the builder asks before it loads any."""
+"""Records which sources a library was made from. Imports no torch: the builder checks before
+loading it."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from pathlib import Path
 from typing import Final
 
 STAMP: Final = "_native.stamp"
-"""Name of the file next to a library: what it was made from and with, then the digest of its
-sources alone."""
+"""Name of a file next to a library. The file says what the library was made from and with, and ends
+with the digest of its sources."""
 
 
 def digest(folder: Path) -> str:
@@ -20,8 +21,8 @@ def digest(folder: Path) -> str:
 
 
 def is_stale(library: Path, sources: Path) -> bool:
-    """Whether the sources have changed since; False where nothing is known of them, as in images,
-    which are made whole."""
+    """Whether `sources` differ from those that the library was built from. False if the stamp or
+    the sources are absent, as in images, whose libraries are never stale."""
     stamp = library.with_name(STAMP)
     if not (stamp.exists() and sources.is_dir()):
         return False

@@ -1,4 +1,4 @@
 """How many engines each pool of a service should have: pure decisions.
 
-The operator calls `decide` with what routers report, the simulator with simulated fleets.
+The operator calls `decide` with routers' reports, the simulator with simulated fleets.
 """

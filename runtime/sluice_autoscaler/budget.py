@@ -1,7 +1,7 @@
-"""All pools of a service within its GPUs, at every instant.
+"""Keeps all pools of a service within its GPUs at every instant.
 
-A pod holds its GPUs until it is gone, so what a pool gives up counts as held until then: growth
-gets what is free now.
+A pod holds its GPUs until it is gone. Until then they count as held, and pools grow only into GPUs
+that are free now.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sluice_contract.cluster.labels import Role
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Engines that one pool has, and that it asks for."""
+    """One pool's engines and GPUs: what it has and what it asks for."""
 
     current: int
     desired: int
@@ -67,7 +67,8 @@ def _first_engines(claims: Mapping[Role, Claim]) -> int:
 
 
 def _asleep(claims: Mapping[Role, Claim], engines: Mapping[Role, int]) -> dict[Role, int]:
-    """No growth, also for pools without GPUs."""
+    """Engines of each pool while the empty pools' first engines do not fit: none grows, not even a
+    pool without GPUs."""
     return {
         role: min(engines[role], max(claim.current, claim.minimum))
         for role, claim in claims.items()
@@ -90,7 +91,7 @@ def _served(claim: Claim, engines: int) -> float:
 
 
 def _making_room(claims: Mapping[Role, Claim], engines: dict[Role, int]) -> dict[Role, int]:
-    """Unplaced pods leave if another pool lacks the GPUs that they may take."""
+    """Engines of each pool after unplaced pods have left for another pool that lacks their GPUs."""
     for role, claim in claims.items():
         lacking = any(
             engines[other] < claims[other].desired and claims[other].gpus and not rest.unplaced
@@ -106,8 +107,8 @@ def _making_room(claims: Mapping[Role, Claim], engines: dict[Role, int]) -> dict
 def _over_budget(
     claims: Mapping[Role, Claim], engines: dict[Role, int], excess: int
 ) -> dict[Role, int]:
-    """Engines to give up because more is held than the budget allows, down to each pool's minimum.
-    Shrinking pools and draining pods count towards it."""
+    """Engines of each pool after giving up `excess` GPUs over the budget, but none below its
+    minimum. Shrinking pools and draining pods count towards the excess."""
     excess -= sum((claims[role].current - engines[role]) * claims[role].gpus for role in claims)
     excess -= sum(claim.surplus * claim.gpus for claim in claims.values())
     while excess > 0:

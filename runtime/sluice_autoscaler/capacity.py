@@ -10,13 +10,15 @@ from sluice_autoscaler.forecast import Forecast
 from sluice_autoscaler.measured import ItlModel
 
 MAX_BUSY: Final = 0.95
-"""Largest busy share of the time that engines have for prompts, however lenient the promise."""
+"""Largest fraction of the engines' time for prompts that may be busy, even under a lenient
+promise."""
 AIMED_LATE: Final = 0.2
-"""Share of the allowed late requests to aim at: the load is an estimate."""
+"""Fraction of the allowed late requests to aim at, because the load is only an estimate."""
 TIGHT_SHARE: Final = 0.25
-"""A promise that leaves prompts less of an idle engine's time: no number of engines keeps it."""
+"""Fraction of an idle engine's time that the promise must leave for prompts; below it no number of
+engines helps."""
 MAX_ENGINES: Final = 1000
-"""The most that the API allows in one pool."""
+"""Most engines that the API allows in one pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +28,14 @@ class Promise:
     queue_seconds: float
     itl_seconds: float | None
     share: float
-    """Share of the requests that are to be within both, 0 to 1."""
+    """Fraction of the requests that should keep both times, 0 to 1."""
 
 
 def engines_for(
     load: Forecast, promise: Promise, itl: ItlModel | None = None, running: float = 0.0
 ) -> int:
-    """Fewest engines that keep the promise. `itl`, `running`: of a pool that decodes as well, and
-    the requests that all of its engines run."""
+    """Fewest engines that keep the promise. For a pool that also decodes, `itl` is its model and
+    `running` the number of requests that its engines run in total."""
     if load.offered_engines <= 0 and not running:
         return 0
     for engines in range(1, MAX_ENGINES):
@@ -43,7 +45,7 @@ def engines_for(
 
 
 def engines_for_answers(itl: ItlModel, itl_seconds: float, running: float) -> int:
-    """Fewest engines that keep the time between tokens of a pool that only decodes."""
+    """Fewest engines with which a pool that only decodes keeps the time between tokens."""
     spare = itl_seconds - itl.base_seconds
     if spare <= 0:
         return MAX_ENGINES
@@ -53,9 +55,8 @@ def engines_for_answers(itl: ItlModel, itl_seconds: float, running: float) -> in
 def keeps(
     engines: int, load: Forecast, promise: Promise, itl: ItlModel | None, running: float
 ) -> bool:
-    """Whether this many engines keep the promise. While they compute prompts, they keep the time
-    between tokens by themselves, with smaller chunks. It bounds the time for prompts, and the queue
-    is what is sized."""
+    """Whether `engines` engines keep the promise. Engines keep the time between tokens by choosing
+    smaller chunks, which limits their time for prompts. So the queue of prompts is what decides."""
     share = _prompt_share(engines, load, promise, itl, running)
     if share <= 0:
         return False
@@ -69,8 +70,8 @@ def keeps(
 def _prompt_share(
     engines: int, load: Forecast, promise: Promise, itl: ItlModel | None, running: float
 ) -> float:
-    """Share of an engine's time that prompts can get in addition to its answers; 0 or less where
-    answers alone take longer between tokens than promised."""
+    """Fraction of an engine's time that it can spend on prompts in addition to its answers; 0 or
+    less if answers alone exceed the promised time between tokens."""
     if itl is None or promise.itl_seconds is None:
         return load.prompt_share
     if itl.base_seconds >= promise.itl_seconds * (1 - TIGHT_SHARE):
@@ -79,8 +80,8 @@ def _prompt_share(
 
 
 def late_share(engines: int, busy: float, dispersion_seconds: float, seconds: float) -> float:
-    """Share of the requests that wait longer than `seconds`: whether a request waits at all is that
-    of M/M/n (Erlang's C), for how long is exponential with the mean of M/G/n in heavy traffic,
+    """Fraction of the requests that wait longer than `seconds`. The probability of waiting is that
+    of M/M/n (Erlang's C). The waiting time is exponential, with M/G/n's mean in heavy traffic:
     dispersion / (2 n (1 - busy)) (Kingman's bound; Kollerstrom 1974 for n servers)."""
     rate = 2 * engines * (1 - busy) / dispersion_seconds
     return erlang_c(engines, busy * engines) * math.exp(-rate * seconds)

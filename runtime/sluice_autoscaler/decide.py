@@ -24,12 +24,12 @@ from sluice_autoscaler.trade import Needs, joint_needs, lasting_needs, traded
 Seen = Mapping[Role, tuple[Reports, Measured]]
 TWO_POOLS: Final = (Role.PREFILL, Role.DECODE)
 ROLE_CHANGE_SECONDS: Final = 2.0
-"""Seconds that an engine without work takes from one role to the other."""
+"""Seconds that an engine without work takes to change its role."""
 
 
 def decide(settings: Settings, history: History, sample: Sample) -> Decision:
-    """The decision on `sample`; `history`: what came before it. All pools together: each by its
-    load, within its limits; then all within the budget."""
+    """The decision on `sample`; `history`: earlier samples and decisions. First each pool is
+    planned by its load, within its limits; then all pools are fitted into the budget."""
     sample = _timed(history, sample)
     seen = {role: seen_of(history, sample, role) for role in settings.pools}
     busy = is_busy(sample, {role: measured for role, (_, measured) in seen.items()})
@@ -62,7 +62,7 @@ def decide(settings: Settings, history: History, sample: Sample) -> Decision:
 
 
 def _timed(history: History, sample: Sample) -> Sample:
-    """A sample without a time of its own is of the moment of the one before it."""
+    """`sample`, with the previous sample's time if it has none."""
     if math.isfinite(sample.time_seconds):
         return sample
     last = history.last
@@ -162,10 +162,10 @@ def move_of(
     plans: Mapping[Role, PoolPlan],
     engines: Mapping[Role, int],
 ) -> Move | None:
-    """The engines that one pool gives and the other lacks: they take its role, instead of ending
-    while others start. They load nothing and need no GPU that is free, but have to end what they
-    have begun. None: there are none, or a move does not pay. `engines`: of each pool by the budget,
-    without a move."""
+    """Engines that one pool gives up and the other lacks: they change roles, instead of ending
+    while others start. A move loads no weights and needs no free GPU, but the engines must finish
+    their requests first. None: there are no such engines, or a move does not pay. `engines`: each
+    pool's engines by the budget, without a move."""
     if not settings.engines_move or not all(map(_is_settled, sample.pools.values())):
         return None
     for source, target in (TWO_POOLS, TWO_POOLS[::-1]):
@@ -180,16 +180,16 @@ def move_of(
 
 
 def _is_settled(pool: PoolSample) -> bool:
-    """Whether all of its pods serve, and no other ones hold GPUs: else one that starts or ends is
-    taken for one that moves."""
+    """Whether all pods of the pool serve and no others hold GPUs. Otherwise a starting or ending
+    engine could be mistaken for a moving one."""
     return pool.ready == pool.replicas and not (pool.starting or pool.unschedulable or pool.surplus)
 
 
 def _target_size(
     settings: Settings, engines: Mapping[Role, int], target: Role, desired: int, surplus: int
 ) -> int:
-    """Size that the pool can have towards `desired`, with the GPUs of `surplus` engines of the
-    other pool."""
+    """Size, up to `desired`, that the target pool can have with the GPUs of `surplus` engines of
+    the other pool."""
     more = max(0, min(desired - engines[target], surplus))
     gpus = settings.pools[target].gpus
     if settings.gpu_budget is not None and gpus:
@@ -199,7 +199,8 @@ def _target_size(
 
 
 def _pays(source: PoolPlan, target: PoolPlan) -> bool:
-    """Whether a start, as measured, takes longer than the end of what an engine has begun."""
+    """Whether starting an engine takes longer, by measurement, than draining one and changing its
+    role."""
     if target.start_seconds is None or source.drain_seconds is None:
         return False
     return target.start_seconds > source.drain_seconds + ROLE_CHANGE_SECONDS
@@ -208,7 +209,7 @@ def _pays(source: PoolPlan, target: PoolPlan) -> bool:
 def _with_move(
     pools: Mapping[Role, PoolDecision], plans: Mapping[Role, PoolPlan], move: Move
 ) -> dict[Role, PoolDecision]:
-    """Both pools of a move."""
+    """`pools` with both pools of a move changed by it."""
     source, target = pools[move.source], pools[move.target]
     count = counted_engines(move.engines, ("moves", "move"))
     text = f"{target.role}: {plans[target.role].message}; {count} here from {source.role}"
@@ -226,13 +227,13 @@ def _with_move(
 
 
 def _lacking(plans: Mapping[Role, PoolPlan], engines: Mapping[Role, int], role: Role) -> list[Role]:
-    """The other pools that do not get what they ask for."""
+    """Other pools that get fewer engines than they need."""
     return [other for other in plans if other is not role and engines[other] < plans[other].desired]
 
 
 def _outage(sample: Sample) -> str:
-    """Why engines show less load than there is; empty if they show all of it. While requests wait
-    at the routers, or a pool has no ready engine, engine reports miss that load."""
+    """Reason why engine reports miss load: requests wait at the routers, or a pool has no ready
+    engine; empty if they show all load."""
     down = [role for role, pool in sample.pools.items() if pool.replicas and not pool.ready]
     if down:
         return f"no engine of {' and '.join(down)} is ready"

@@ -12,7 +12,7 @@ from sluice_autoscaler.measured import Measured
 
 @dataclass(frozen=True, slots=True)
 class PoolDecision:
-    """One pool."""
+    """Decision about one pool."""
 
     role: Role
     current: int
@@ -20,19 +20,19 @@ class PoolDecision:
     reason: str
     """One word in CamelCase."""
     message: str
-    """Message for people: measurements in numbers, and what follows."""
+    """Message for people: the measurements in numbers, and what follows from them."""
     victims: tuple[str, ...] = ()
     """Engines that should go first when the pool shrinks."""
     wanted: int | None = None
-    """Engines that the load alone asks for; None where it is not known. `desired` follows it within
-    limits, budget and rates."""
+    """Engines that the load alone requires; None if the load is unknown. `desired` follows this
+    number within limits, budget and rates."""
     measured: Measured = field(default=Measured(), compare=False)
     """Measurements that later decisions learn from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Engines that one pool gives to the other, and that take its role without a new start."""
+    """Engines that one pool gives to another, and that take its role without a restart."""
 
     source: Role
     target: Role
@@ -65,15 +65,15 @@ class Decision:
     answered: Answered = field(default=Answered(), compare=False)
     """Requests since the previous sample, counted by all engines of the service; for people."""
     move: Move | None = None
-    """Engines that move between pools, among the changes; None: none does."""
+    """Engines that move between pools, included in `changes`; None: no engine moves."""
 
     @property
     def changes(self) -> tuple[PoolDecision, ...]:
-        """The pools that are to have another number of engines."""
+        """Decisions that change the pool's number of engines."""
         return tuple(pool for pool in self.pools.values() if pool.desired != pool.current)
 
 
 def engines(count: int, verb: tuple[str, str] | None = None) -> str:
-    """`1 engine`, `3 engines`; `verb`: of one, and of several."""
+    """Text such as `1 engine` or `3 engines`. `verb`: appended verb in singular and plural."""
     counted = f"{count} engine" if count == 1 else f"{count} engines"
     return counted if verb is None else f"{counted} {verb[0] if count == 1 else verb[1]}"

@@ -15,8 +15,8 @@ LONGEST_SECONDS: Final = 300.0
 """Longest window over which the rate of arriving work is averaged; `SHORTEST_SECONDS` is the
 shortest."""
 RELATIVE_ERROR: Final = 0.12
-"""Relative error of the averaged rate at which a window is long enough. Where requests are few and
-large, it takes longer to know their rate."""
+"""Relative error of the averaged rate below which a window is long enough. With few, large requests
+that takes a longer window."""
 SURE_SECONDS: Final = 10.0
 """The shortest window that may show a rise."""
 SURE_ERRORS: Final = 1.5
@@ -30,8 +30,8 @@ MAX_RISE: Final = 1.5
 DISPERSION_SECONDS: Final = 300.0
 """Window over which the burstiness of arriving work is learnt."""
 PRIOR_DISPERSION: Final = 0.5
-"""Dispersion in seconds until it is measured: as of prompts that take a quarter of a second each,
-in steps that also decode."""
+"""Dispersion in seconds until it is measured: typical of prompts of a quarter of a second each, in
+steps that also decode."""
 PRIOR_SAMPLES: Final = 15
 """Number of samples that weigh as much as the prior."""
 TREND_SECONDS: Final = 20.0
@@ -54,24 +54,22 @@ class Forecast:
     offered_engines: float = 0.0
     """Engines that the arriving work would keep busy all the time if nothing decoded."""
     dispersion_seconds: float = PRIOR_DISPERSION
-    """Variance of the work that arrives in some time, by its mean. For requests that come on their
-    own: the mean square of their work by its mean."""
+    """Variance of the work that arrives in a period, divided by its mean. For independent requests:
+    the mean square of a request's work divided by its mean."""
     answer_seconds: float = ANSWER_SECONDS
     """Mean time that a request runs."""
     prompt_share: float = 1.0
-    """Share of the time of steps with prompts that the prompts take; the rest goes to decoding in
-    them."""
+    """Fraction of the time of steps with prompts that the prompts take; decoding takes the rest."""
 
     @property
     def busy_engines(self) -> float:
-        """Engines that compute prompts all the time, together with the decoding in the same
-        steps."""
+        """Engines kept busy by prompts, with the decoding in the same steps."""
         return self.offered_engines / self.prompt_share
 
 
 def forecast(ticks: Sequence[Measured], now: Measured, ahead_seconds: float) -> Forecast:
-    """`ticks`: those before `now`, the oldest first. `ahead_seconds`: until an engine that is asked
-    for now is ready."""
+    """Forecast at `now`. `ticks`: earlier ticks, the oldest first. `ahead_seconds`: time until an
+    engine requested now is ready."""
     prompt_share, past = _prompt_share(now), _mean(ticks)
     dispersion = _dispersion_seconds(ticks, PRIOR_DISPERSION * prompt_share)
     return Forecast(
@@ -91,15 +89,15 @@ def _prompt_share(now: Measured) -> float:
 
 
 def _mean(ticks: Sequence[Measured]) -> float:
-    """Engines that all the work that is remembered would have kept busy."""
+    """Mean number of engines that the work of `ticks` kept busy."""
     counted = [tick for tick in ticks if tick.arrived_seconds is not None and tick.interval_seconds]
     seconds = sum(tick.interval_seconds for tick in counted)
     return sum(tick.arrived_seconds or 0.0 for tick in counted) / seconds if seconds else 0.0
 
 
 def kv_growth(ticks: Sequence[Measured], now: Measured, ahead_seconds: float) -> float:
-    """Engines' worth of pages by which use may grow in `ahead_seconds`: as in the last seconds, or
-    as in the last minute, which is surer."""
+    """Growth of page use to expect in `ahead_seconds`, in engines' worth of pages: by the trend of
+    the last seconds or of the last minute, which is surer."""
     used = [(tick.interval_seconds, tick.kv_engines) for tick in _counted(ticks, now)]
     lately = _trend(used, TREND_SECONDS) * ahead_seconds
     surely = _trend(used, SURE_TREND_SECONDS) * ahead_seconds
@@ -108,15 +106,15 @@ def kv_growth(ticks: Sequence[Measured], now: Measured, ahead_seconds: float) ->
 
 
 def row_growth(ticks: Sequence[Measured], now: Measured, ahead_seconds: float) -> float:
-    """Engines' worth of rows by which use may grow in `ahead_seconds`, as in the last minute: rows
-    are few, and their number varies more than that of pages."""
+    """Growth of running rows to expect in `ahead_seconds`, in engines' worth of rows, by the trend
+    of the last minute: rows are few, and vary more than pages."""
     used = [(tick.interval_seconds, tick.row_engines) for tick in _counted(ticks, now)]
     growth = _trend(used, SURE_TREND_SECONDS) * ahead_seconds
     return max(0.0, min(growth, MAX_SURE_GROWTH * now.row_engines))
 
 
 def _counted(ticks: Sequence[Measured], now: Measured) -> Iterator[Measured]:
-    """The last one first, as far back as engines were seen without a gap."""
+    """Ticks from the latest back to the first gap in which no engine was seen."""
     return takewhile(lambda tick: tick.engines, chain((now,), reversed(ticks)))
 
 
@@ -132,8 +130,8 @@ def _trend(used: Sequence[tuple[float, float]], over_seconds: float) -> float:
 
 
 def _offered_engines(ticks: Sequence[Measured], dispersion_seconds: float, past: float) -> float:
-    """The mean over a window that is long enough for a precise estimate, or what a shorter window
-    surely shows, if that is more. A shorter history is used in full."""
+    """Mean of the arriving work over a window long enough for a precise estimate, or the lower
+    bound from a shorter window if that is more. A shorter history is used in full."""
     enough = dispersion_seconds / (RELATIVE_ERROR * RELATIVE_ERROR * past) if past else math.inf
     longest = min(LONGEST_SECONDS, max(SHORTEST_SECONDS, enough))
     best = seconds = arrived = 0.0
@@ -154,9 +152,8 @@ def _offered_engines(ticks: Sequence[Measured], dispersion_seconds: float, past:
 def _risen_engines(
     ticks: Sequence[Measured], dispersion_seconds: float, ahead_seconds: float
 ) -> float:
-    """The mean of the last window, extrapolated by how much it is surely more than that of the
-    window before it, but to no more than `MAX_RISE` of it: a step looks like a rise, too. 0 where
-    it is not more."""
+    """Mean of the last window, extrapolated by its certain rise over the window before. 0 without a
+    rise; at most `MAX_RISE` times the mean, since a step looks like a rise."""
     known = [tick for tick in ticks if tick.arrived_seconds is not None and tick.interval_seconds]
     risen = 0.0
     for seconds in RISE_SECONDS:
@@ -173,8 +170,8 @@ def _risen_engines(
 
 
 def _last_means(known: Sequence[Measured], window_seconds: float) -> tuple[float, float] | None:
-    """Engines that were busy with the work that arrived in the last window, and in the one before
-    it; None while that is not known."""
+    """Means of arriving work, in engines, in the last window and in the one before; None until the
+    history is long enough."""
     means, at = [], len(known)
     for _ in range(2):
         seconds = arrived = 0.0
@@ -218,7 +215,7 @@ def _dispersion_seconds(ticks: Sequence[Measured], prior: float) -> float:
 
 def _answer_seconds(ticks: Sequence[Measured]) -> float:
     """Length of an answer by Little's law: running requests divided by the rate at which they end.
-    While few have ended, at least as long as running requests have surely run, on average."""
+    While few have ended, it is at least the mean time that running requests have surely run."""
     running = finished = surely = before = 0.0
     for tick in ticks[-ANSWER_SAMPLES:]:
         if tick.finished_requests is not None:

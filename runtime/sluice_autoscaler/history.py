@@ -1,7 +1,7 @@
-"""Recent samples and decisions: bounded in time, and never changed in place.
+"""Recent samples and decisions: an immutable value, limited in time.
 
-Also what came of them: the share of requests that kept the service's slo, as engines count them. No
-decision follows from it. Engines that drain count too, as they finish answers.
+It also gives the share of requests that kept the service's slo, from engines' counts; no decision
+uses it. Draining engines count too, since they finish answers.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ KEPT_SECONDS: Final = 600.0
 IN_TIME_SECONDS: Final = 300.0
 """Period over which the share of requests in time is reported."""
 GAP_SECONDS: Final = 60.0
-"""Longest gap between two ticks within which the load counts as known, if there was work at the
-first."""
+"""Longest gap between two ticks across which the load counts as known, if there was work at the
+first tick."""
 QUIET_GAP_SECONDS: Final = 150.0
-"""Longest such gap if there was no work: idle services are looked at every two minutes."""
+"""Longest gap across which the load counts as known, if there was no work: idle services are looked
+at every two minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class History:
         return (tick for tick in self.ticks if tick.sample.time_seconds >= seconds)
 
     def with_tick(self, tick: Tick) -> History:
-        """This history and one more, without what is older than `KEPT_SECONDS`."""
+        """This history with one more tick, and without ticks older than `KEPT_SECONDS`."""
         oldest = tick.sample.time_seconds - KEPT_SECONDS
         kept = [*self.since(oldest), tick]
         if len(kept) > 1:
@@ -71,12 +72,12 @@ class History:
 
     @property
     def last(self) -> Tick | None:
-        """The latest."""
+        """The latest tick; None if there is none."""
         return self.ticks[-1] if self.ticks else None
 
 
 def _without_engines(tick: Tick) -> Tick:
-    """The tick without engine samples: decisions compare engines only with the sample before."""
+    """The tick without engine samples, which only the next decision needs."""
     engines = None if tick.sample.engines is None else ()
     return replace(tick, sample=replace(tick.sample, engines=engines))
 
@@ -98,10 +99,10 @@ def answered_since(before: Sample | None, sample: Sample) -> Answered:
 
 
 def answered_lately(history: History) -> Answered:
-    """Requests of the last five minutes. Those that wait and are late count as long as they wait.
+    """Requests of the last five minutes, including late requests that still wait.
 
-    Engines count a late request once, which may be longer ago or before the first sample. So at
-    least as many are missed as wait late now.
+    Engines count a late request once, maybe more than five minutes ago or before the first sample.
+    So the number of missed requests is at least the number that wait late now.
     """
     if history.last is None:
         return Answered()

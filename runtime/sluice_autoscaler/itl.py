@@ -2,8 +2,8 @@
 
     itl = (base + slope x running requests of an engine) / (1 - share of its time for prompts)
 
-Before the load has varied enough to tell base from slope, all of it is taken to grow with the load,
-so that no engine is given up on a guess.
+Until the load has varied enough to tell base from slope, base is taken as 0, so that no engine is
+given up on a guess.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sluice_autoscaler.measured import ItlModel, Measured
 
 ENOUGH_SAMPLES: Final = 36
 ENOUGH_SPREAD: Final = 0.3
-"""Least spread of the load that is enough to learn from: (most - least) / most."""
+"""Smallest spread of the load, (most - least) / most, that suffices for learning."""
 MAX_PREFILL_SHARE: Final = 0.9
 RECENT_SECONDS: Final = 10.0
 """Period over which an engine reports its mean time between tokens, so running requests and work
@@ -29,10 +29,10 @@ Point = tuple[float, float]
 
 
 def itl_model(ticks: Sequence[Measured], now: Measured) -> ItlModel | None:
-    """`ticks`: those before `now`.
+    """Model of the time between tokens at `now`. `ticks`: earlier ticks.
 
-    A learnt model is kept, and only its slope follows what is measured now, until the load varies
-    again. None while no answer runs.
+    A learnt model is kept until the load varies again; meanwhile only its slope follows the
+    measurements. None while no answer runs.
     """
     *before, last = _points((*ticks, now))
     if last is None:

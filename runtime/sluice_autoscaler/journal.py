@@ -1,8 +1,8 @@
-"""A bounded record of samples and decisions, as JSON lines that can be decided on again.
+"""A record of samples and decisions of limited size, in JSON lines from which decisions can be
+repeated.
 
-A line has what `decide` was given and what it answered; values that are defaults are left out, and
-a reader passes over keys that it does not know. Equal decisions are thinned out, and each line says
-how many ticks are missing before it.
+A line has the arguments and the result of `decide`. Default values are left out, and readers ignore
+unknown keys. Equal decisions are thinned out; each line says how many ticks are missing before it.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class JournalLine(BaseModel):
     sample: Sample
     decision: Decision
     unix_seconds: float | None = None
-    """When that was, for people; the sample's time is by another clock."""
+    """Unix time of the decision, for people; the sample's time is of another clock."""
     left_out_ticks: int = 0
-    """Ticks between the line before and this one, all decided as the line before."""
+    """Ticks left out between the previous line and this one, with the previous line's decision."""
 
     @property
     def tick(self) -> Tick:
@@ -53,7 +53,7 @@ class Journal:
     """The last lines of one service, the oldest first; lines that do not fit are dropped."""
 
     def __init__(self, lines: Iterable[str] = (), kept_bytes: int = KEPT_BYTES) -> None:
-        """`lines`: of an earlier process, as `text` returned them."""
+        """`lines`: lines that `text` returned in an earlier process."""
         self._kept_bytes = kept_bytes
         self._lines: list[str] = []
         self._bytes = 0
@@ -63,7 +63,8 @@ class Journal:
             self._append(line)
 
     def add(self, settings: Settings, tick: Tick, unix_seconds: float | None = None) -> bool:
-        """Whether the tick was written, and not thinned out. `unix_seconds`: when it was."""
+        """Adds a tick; returns whether it was written, not thinned out. `unix_seconds`: time of the
+        tick."""
         if self._last is not None and not _differs(self._last, tick):
             self._left_out += 1
             return False
@@ -83,12 +84,12 @@ class Journal:
         return "".join(f"{line}\n" for line in self._lines)
 
     def take(self) -> list[str]:
-        """All lines, which are then no longer in here."""
+        """Removes and returns all lines."""
         lines, self._lines, self._bytes = self._lines, [], 0
         return lines
 
     def put_back(self, lines: Iterable[str]) -> None:
-        """Lines that were taken come before those since."""
+        """Puts back lines that were taken, before those added since."""
         for line in (*lines, *self.take()):
             self._append(line)
 
@@ -103,7 +104,7 @@ def read_journal(lines: Iterable[str]) -> Iterator[JournalLine]:
     """The lines of a journal; blank ones are skipped.
 
     Raises:
-        JournalError: a line that is not one of a journal.
+        JournalError: a line is not a valid journal line.
     """
     for number, line in enumerate(lines, 1):
         if not line.strip():

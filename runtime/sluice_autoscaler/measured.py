@@ -1,9 +1,9 @@
 """Measurements of a pool since the previous sample: the numbers that decisions learn from.
 
-Work is counted in seconds of one engine's time, so that engines of different speeds add up. There
-are two rates for that. Waiting work is computed in steps that also decode, so it takes their whole
-time. Arriving work is counted without decoding, whose time is subtracted where engines are
-sized for the time between tokens.
+Work is counted in seconds of one engine's time, so that engines of different speeds add up. Two
+rates convert tokens to seconds. Waiting work uses the rate of whole steps, which also decode.
+Arriving work uses the rate without decoding, because engines sized for the time between tokens
+account for decoding separately.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from sluice_autoscaler.sample import EngineSample, Sample
 
 @dataclass(frozen=True, slots=True)
 class ItlModel:
-    """The time between two tokens of an engine that computes no prompts, by what it runs."""
+    """The time between two tokens of an engine without prompts, as a function of its running
+    requests."""
 
     base_seconds: float
     slope_seconds: float
@@ -38,42 +39,43 @@ class Measured:
     interval_seconds: float = 0.0
     """Seconds since the previous sample; 0 if there is none."""
     arrived_seconds: float | None = None
-    """Work that arrived in it: new prompt tokens, by the marginal rate where that is reported."""
+    """Work that arrived in the interval: new prompt tokens, by the marginal rate if it is
+    reported."""
     finished_requests: int | None = None
     """Requests that ended in the interval."""
     prefill_tokens_per_second: float | None = None
     """Prefill rate of one engine, the pool's mean, in steps that also decode."""
     marginal_prefill_tokens_per_second: float | None = None
-    """Prefill rate of one engine without the time for decoding, as far as engines report it."""
+    """Prefill rate of one engine without the time for decoding; None if no engine reports it."""
     queued_seconds: float = 0.0
     """Waiting work of the whole pool, in seconds of steps that also decode."""
     queued_requests: float = 0.0
     running_requests: float = 0.0
     kv_engines: float = 0.0
-    """Pages that requests hold or wait for, in pools of one engine."""
+    """Pages that requests hold or wait for, as a number of engines' whole pools."""
     row_engines: float = 0.0
-    """Requests that run or wait, by how many an engine can run at once."""
+    """Requests that run or wait, divided by how many one engine can run at once."""
     itl_seconds: float | None = None
     itl: ItlModel | None = None
     """Model of the time between tokens, as learnt so far."""
     pending_share: float = 0.0
     """Share of a decode pool's requests whose prompt is not computed yet."""
     need_engines: float | None = None
-    """Engines that the pool's own work keeps busy, where a budget may be too small for all
+    """Engines that the pool's own work keeps busy; known only under a GPU budget for several
     pools."""
     engines: int = 0
     """Number of counted engines."""
     boot_seconds: float | None = None
     """Seconds from the decision to the ready engine, as last seen."""
     growth_asked_seconds: float | None = None
-    """Time at which the engines were requested that are not ready yet, by the samples' clock."""
+    """Time at which the engines that are not ready yet were requested, by the samples' clock."""
     busy: bool = False
     """Whether the service had anything to do."""
 
 
 def measure(reports: Reports, sample: Sample, before: Sample | None, known: Measured) -> Measured:
-    """The pool of `reports` in `sample`. `known`: what was measured before; its rates are for
-    engines that have not shown theirs."""
+    """Measures the pool of `reports` in `sample`. `known`: the previous measurement, whose rates
+    stand in for engines without rates."""
     engines = reports.counted
     rate = pool_rate(engines, _whole_rate) or known.prefill_tokens_per_second
     marginal = pool_rate(engines, marginal_rate) or known.marginal_prefill_tokens_per_second
@@ -100,7 +102,7 @@ def measure(reports: Reports, sample: Sample, before: Sample | None, known: Meas
 def pool_rate(
     engines: Sequence[EngineSample], rate_of: Callable[[EngineSample], float | None]
 ) -> float | None:
-    """Tokens per second of one engine: the mean of those that are warm, or else of all."""
+    """Tokens per second of one engine: the mean over warm engines, or over all if none is warm."""
     known = [(engine, rate) for engine in engines if (rate := rate_of(engine))]
     rates = [rate for engine, rate in known if warm(engine)] or [rate for _, rate in known]
     return sum(rates) / len(rates) if rates else None
@@ -111,8 +113,8 @@ def _whole_rate(engine: EngineSample) -> float | None:
 
 
 def marginal_rate(engine: EngineSample) -> float | None:
-    """Prompt tokens of a second that an engine gives to prompts alone. Until that is known, of a
-    second in which answers have their part; a prefill engine gives all of its time to prompts."""
+    """Prompt tokens that an engine computes in a second spent on prompts alone. Until that is
+    known, the rate of steps that also decode. A prefill engine spends all its time on prompts."""
     figures = engine.figures
     whole, marginal = figures.prefill_tokens_per_second, figures.marginal_prefill_tokens_per_second
     if not whole or not marginal or engine.role is not Role.MIXED:
@@ -131,8 +133,8 @@ def queued_seconds(engine: EngineSample, rate: float | None) -> float:
 
 
 def _kv_engines(engines: Iterable[EngineSample], pairs: Iterable[Pair]) -> float:
-    """Engines' worth of pages in use and waited for. An engine whose queue does not move is full,
-    and its waiting requests will need as much as those that run."""
+    """Pages in use and waited for, as a number of whole pools. An engine whose queue does not move
+    counts as full, and each waiting request needs as much as a running one."""
     blocked = {new.name: _blocked_requests(old, new) for old, new in pairs}
     return sum(
         1 + waiting / max(1, engine.figures.running_requests) if waiting else engine.figures.kv_used
@@ -142,8 +144,8 @@ def _kv_engines(engines: Iterable[EngineSample], pairs: Iterable[Pair]) -> float
 
 
 def _blocked_requests(old: EngineSample, new: EngineSample) -> int:
-    """Requests that wait though the engine has computed no prompts since the sample before, and has
-    rows for them."""
+    """Requests that wait for pages: the engine has free rows, but has computed no prompts since the
+    previous sample."""
     before, now = old.figures, new.figures
     waiting = min(before.queued_requests, now.queued_requests)
     if not waiting or not now.running_requests or new.role is not Role.MIXED:
@@ -170,7 +172,7 @@ def _pending_share(engines: Sequence[EngineSample]) -> float:
 
 
 def has_work(engine: EngineSample) -> bool:
-    """Whether it has any request."""
+    """Whether an engine has any request."""
     return engine.figures.requests > 0
 
 
@@ -178,8 +180,8 @@ Pair = tuple[EngineSample, EngineSample]
 
 
 def _pairs(engines: Iterable[EngineSample], before: Iterable[EngineSample]) -> list[Pair]:
-    """Each engine before and now, in the same epoch. A restarted engine counts from its next
-    sample, because its totals restart too."""
+    """Pairs of an engine's samples before and now, in one epoch. A restarted engine counts from its
+    next sample on, because its totals restart."""
     earlier = {engine.name: engine for engine in before}
     pairs = [(earlier[engine.name], engine) for engine in engines if engine.name in earlier]
     return [(old, new) for old, new in pairs if old.epoch == new.epoch]
@@ -206,7 +208,7 @@ def _finished_requests(pairs: Iterable[Pair]) -> int | None:
 
 
 def _itl_seconds(engines: Iterable[EngineSample]) -> float | None:
-    """The mean over answers: an engine counts by what it runs."""
+    """Mean time between tokens over answers: each engine is weighted by its running requests."""
     seen = [
         (max(1, engine.figures.running_requests), engine.figures.itl_seconds)
         for engine in engines

@@ -21,20 +21,21 @@ from sluice_autoscaler.trade import need_of
 from sluice_autoscaler.wants import PoolView, Want, wants_of
 
 PAGES_AHEAD: Final = 1.5
-"""How far ahead page use is forecast, in engine start times: a new engine relieves the others only
-as answers end. No further than an answer takes: then as many end as begin."""
+"""Time for which page use is forecast, in engine start times: a new engine relieves the others only
+as answers end. It is at most the length of an answer, after which as many answers end as begin."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
-    """One pool, before the budget."""
+    """Plan of one pool, before the budget is applied."""
 
     desired: int
     wanted: int | None
     reason: str
     message: str
     need: float | None = None
-    """Need for `trade`, of a pool with known load next to another one; else None."""
+    """Engines that the pool needs, for `trade`; None if its load is unknown or there is no other
+    pool."""
     start_seconds: float | None = None
     """Seconds that an engine takes to start, as measured; None: not known."""
     drain_seconds: float | None = None
@@ -42,7 +43,7 @@ class PoolPlan:
 
 
 def seen_of(history: History, sample: Sample, role: Role) -> tuple[Reports, Measured]:
-    """The reports that count, and what they say."""
+    """The pool's reports that count, and its measurements from them."""
     reports, last = reports_of(sample.engines or (), role), history.last
     former = last.decision.pools.get(role) if last else None
     known = former.measured if former else Measured()
@@ -64,7 +65,7 @@ def measured_of(history: History, role: Role) -> list[Measured]:
 
 
 def hold_reason(reports: Reports, pool: PoolSample, sample: Sample) -> tuple[str, str] | None:
-    """Why the load of a pool is unknown, if it is: a reason, and text for people."""
+    """Reason and message why a pool's load is unknown; None if it is known."""
     if sample.engines is None:
         return "MetricsMissing", "no router answers, so the load is not known"
     if reports.counted or not (pool.ready or reports.unknown):
@@ -79,7 +80,8 @@ def hold_reason(reports: Reports, pool: PoolSample, sample: Sample) -> tuple[str
 def on_hold(
     settings: Settings, limits: PoolLimits, pool: PoolSample, why: tuple[str, str]
 ) -> PoolPlan:
-    """The plan while the load is unknown: everything stays, or goes to the floor, as configured."""
+    """The plan while the load is unknown: the pool keeps its engines, or goes to the floor, as
+    configured."""
     reason, message = why
     if settings.on_metrics_loss == "Floor":
         return PoolPlan(limits.minimum, None, reason, f"{message}; falls to minReplicas")
@@ -95,7 +97,7 @@ def planned(
     seen: tuple[Reports, Measured],
     least: int,
 ) -> PoolPlan:
-    """The plan by a known load. `least`: engines that the pool keeps without any load."""
+    """The plan for a known load. `least`: engines that the pool keeps without any load."""
     reports, now = seen
     limits, pool = settings.pools[role], sample.pools[role]
     waiting = _waiting_for_decode(sample, reports)
@@ -124,7 +126,8 @@ def planned(
 
 
 def _drain_seconds(view: PoolView) -> float:
-    """Seconds to drain an engine with as much work as the others: its prompts, or an answer."""
+    """Seconds to drain an engine with average work: a prefill engine's waiting prompts, otherwise
+    one answer."""
     if view.role is Role.PREFILL:
         return view.now.queued_seconds / max(1, view.now.engines)
     return view.load.answer_seconds
@@ -147,8 +150,9 @@ def _view(past: Sequence[Measured], now: Measured, pool: PoolSample, waiting: fl
 
 
 def _waiting_for_decode(sample: Sample, decode: Reports) -> float:
-    """Requests without pages, and those that prefill engines have computed and hold until they are
-    read. All others in transfer wait for their prompt, and are queued or running in prefill."""
+    """Requests without pages, and requests whose computed prompts prefill engines hold until they
+    are read. Other requests in transfer wait for their prompt, and count as queued or running in
+    prefill."""
     prefill = reports_of(sample.engines or (), Role.PREFILL)
     without_pages = sum(engine.figures.queues.prealloc for engine in decode.counted)
     computed = sum(engine.figures.queues.inflight for engine in prefill.counted)
@@ -156,8 +160,8 @@ def _waiting_for_decode(sample: Sample, decode: Reports) -> float:
 
 
 def _with_bounds(want: Want, reports: Reports, least: int, current: int) -> Want:
-    """The load's need within bounds. One more for each engine that only fails, up to half of all:
-    if most fail, the cause is elsewhere. With less than half of the reports, the pool does not
+    """The load's need within bounds. Each engine that only fails adds one, for at most half of all:
+    if most fail, the cause is elsewhere. With fewer than half of the reports the pool does not
     shrink."""
     bounded = want if want.engines >= least else replace(want, engines=least, reason="AtMinimum")
     if reports.unknown > len(reports.counted) and bounded.engines < current:
@@ -182,7 +186,7 @@ def _why(want: Want, desired: int, current: int, maximum: int) -> tuple[str, str
 
 
 def _blocked(pool: PoolSample) -> str:
-    """Causes for which pods without a place wait."""
+    """Reasons why unplaced pods wait, as text."""
     without_node = pool.unschedulable - pool.queued
     waits = [f"{pool.queued} pods wait for queue {pool.queue}"] if pool.queued else []
     waits += [f"{without_node} pods find no place"] if without_node else []
@@ -194,7 +198,8 @@ STARTUP_SECONDS: Final = 30.0
 
 
 def _start_seconds(now: Measured, pool: PoolSample) -> float:
-    """Start time of an engine in seconds: as last awaited, else as the pool's pods took."""
+    """Seconds that an engine takes to start: as last measured by the autoscaler, else as the pool's
+    pods took."""
     return now.boot_seconds or pool.start_seconds or STARTUP_SECONDS
 
 
@@ -205,17 +210,17 @@ class StartupTime:
     seconds: float | None
     """Seconds from the decision to the ready engine, as last seen; None: none was awaited yet."""
     asked_seconds: float | None
-    """When the awaited engines were requested; None: none are awaited."""
+    """Time at which the awaited engines were requested; None: no engine is awaited."""
 
 
 def startup_of(last: Tick | None, sample: Sample, role: Role) -> StartupTime:
-    """The start-up time known at `sample`, from the tick before it."""
+    """The start-up time known at `sample`, from the previous tick."""
     if last is None or role not in last.decision.pools:
         return StartupTime(None, None)
     measured, decided = last.decision.pools[role].measured, last.decision.pools[role]
     before, now = last.sample.pools[role], sample.pools[role]
     growth_since = measured.growth_asked_seconds
-    # An engine that moves is ready sooner than one that starts.
+    # A moved engine is ready sooner than a new one, so it is not measured.
     if growth_since is None and decided.desired > decided.current and not last.decision.move:
         growth_since = last.sample.time_seconds
     if growth_since is not None and now.ready > before.ready:

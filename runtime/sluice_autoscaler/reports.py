@@ -1,6 +1,6 @@
-"""Which load reports count: those of serving engines that are fresh and possible.
+"""Selects the load reports that count: fresh ones of serving engines, with possible numbers.
 
-Others are counted by reason, never averaged in.
+Rejected reports are only counted, by reason.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from sluice_contract.wire.load import EngineFigures, HandoverQueues, SloCounts
 from sluice_autoscaler.sample import EngineSample
 
 STALE_SECONDS: Final = 10.0
-"""Engines report at least once a second, routers ask as often."""
+"""Age from which a report is too old. Engines report at least once a second, and routers ask as
+often."""
 COLD_REQUESTS: Final = 3
-"""An engine that has finished fewer says little of its rates: its first steps are slow."""
+"""Requests that an engine must have finished before its rates count, since its first steps are
+slow."""
 MAX_COUNT: Final = 1e15
-"""No count, total or rate of one engine is greater."""
+"""Largest count, total or rate that one engine can have."""
 MAX_SECONDS: Final = 1e7
 _SECONDS: Final = frozenset({"queued_work_seconds", "itl_seconds"})
 
@@ -30,7 +32,7 @@ class Reports:
     """Load reports of one pool's engines."""
 
     counted: tuple[EngineSample, ...] = ()
-    """Engines that are ready, with a report of theirs that is fresh and possible."""
+    """Ready engines whose report is fresh and has possible numbers."""
     stale: int = 0
     """Ready engines whose report is too old."""
     odd: int = 0
@@ -45,8 +47,8 @@ class Reports:
 
     @property
     def scale(self) -> float:
-        """What is counted, times this, is the whole pool's: engines of which nothing is known are
-        taken to be as loaded as the others."""
+        """Factor from the counted engines to the whole pool: unknown engines are assumed to be as
+        loaded as the others."""
         return (len(self.counted) + self.unknown) / len(self.counted) if self.counted else 0.0
 
 
@@ -90,7 +92,7 @@ def _possible_numbers(part: EngineFigures | HandoverQueues | SloCounts) -> bool:
 
 
 def warm(engine: EngineSample) -> bool:
-    """Whether its rates count: it has finished enough requests."""
+    """Whether an engine has finished enough requests for its rates to count."""
     return engine.figures.finished_requests_total >= COLD_REQUESTS
 
 

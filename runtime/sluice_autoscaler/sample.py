@@ -1,4 +1,4 @@
-"""What the autoscaler sees of a service at one moment."""
+"""A service at one moment, as the autoscaler sees it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PoolSample:
 
     role: Role
     replicas: int
-    """Engines that it is asked for."""
+    """Number of engines requested for the pool."""
     ready: int
     starting: int = 0
     """Pods that have a place and are not ready yet."""
@@ -43,13 +43,14 @@ class PoolSample:
     surplus: int = 0
     """Pods beyond `replicas` that still hold their GPUs: they drain, or a roll-out needs them."""
     moving: int = 0
-    """Engines of `surplus` that move to the other pool, where they are asked for already."""
+    """Engines in `surplus` that move to the other pool, which counts them in its `replicas`
+    already."""
     start_seconds: float | None = None
     """Median time from scheduled to ready, of current engines; None while unknown."""
     queue: str = ""
     """Name of the queue that pods without a place wait for; empty: they wait for nodes."""
     queued: int = 0
-    """How many of `unschedulable` wait for it; the others wait for nodes."""
+    """How many of `unschedulable` wait for the queue; the others wait for nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,4 +62,4 @@ class Sample:
     engines: tuple[EngineSample, ...] | None
     """None: no router answered."""
     waiting_requests: int = 0
-    """Held by routers, as no engine is usable."""
+    """Requests that routers hold because no engine is usable."""

@@ -14,8 +14,8 @@ from sluice_autoscaler.settings import Settings
 
 
 def is_busy(sample: Sample, measured: Mapping[Role, Measured]) -> bool:
-    """Whether the service has work, or had since the sample before. A missing or impossible report
-    counts as work."""
+    """Whether the service has work, or had some since the previous sample. A missing or impossible
+    report counts as work."""
     if sample.waiting_requests or sample.engines is None:
         return True
     if any(not possible(engine) or has_work(engine) for engine in sample.engines):
@@ -26,9 +26,9 @@ def is_busy(sample: Sample, measured: Mapping[Role, Measured]) -> bool:
 def least_engines(
     settings: Settings, history: History, sample: Sample, busy: bool
 ) -> dict[Role, int]:
-    """The fewest engines of each pool: its minimum, but at least one while the service is not idle
-    for long enough, or while another pool keeps an engine. A service without any engine is idle,
-    however new its history."""
+    """The fewest engines of each pool: its minimum, but at least one until the service has been
+    idle long enough, and while another pool keeps an engine. A service without any engine counts as
+    idle, even with a short history."""
     pools, now = settings.pools, sample.time_seconds
     if not busy and all(
         pool.minimum == 0 and sample.pools[role].replicas == 0 for role, pool in pools.items()
@@ -40,7 +40,7 @@ def least_engines(
 
 
 def is_asleep(settings: Settings, sample: Sample) -> bool:
-    """Whether some pool has no engine, so that nothing can be served."""
+    """Whether a pool has no engine, so that nothing can be served."""
     return any(sample.pools[role].replicas == 0 for role in settings.pools)
 
 

@@ -1,4 +1,4 @@
-"""A service's settings of autoscaling."""
+"""A service's autoscaling settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class PoolLimits:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of one service; `pools` are those that are scaled."""
+    """Settings of one service; `pools` are the scaled pools."""
 
     pools: Mapping[Role, PoolLimits]
     gpu_budget: int | None = None
@@ -32,8 +32,8 @@ class Settings:
     prefill_queue: int | None = None
     """Requests that may wait for their prompt in each engine that computes prompts."""
     decode_queue: int | None = None
-    """Requests that may wait for decode in each engine of a decode pool: for pages, or computed and
-    not read yet. A mixed pool has no such queue."""
+    """Requests that may wait in each engine of a decode pool: for pages, or with computed pages
+    that are not read yet. A mixed pool has no such queue."""
     kv_used: float = 0.8
     """Share of its pages that the requests of an engine may hold."""
     ttft_seconds: float | None = None
@@ -44,7 +44,8 @@ class Settings:
     """Seconds without work after which a service goes to zero."""
     on_metrics_loss: Literal["Hold", "Floor"] = "Hold"
     engines_move: bool = False
-    """Engines of both pools are alike but for their role, so one can move to the other pool."""
+    """Whether engines of both pools differ only in their role, so that they can move between
+    pools."""
 
     @property
     def allowed_queue_seconds(self) -> float:

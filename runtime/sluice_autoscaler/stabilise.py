@@ -12,20 +12,21 @@ from sluice_autoscaler.decision import engines
 from sluice_autoscaler.history import History, Tick
 
 DOWN_SECONDS: Final = 60.0
-"""A pool shrinks to the highest need of this many seconds at least."""
+"""Shortest window over which a pool's need must have been smaller before it shrinks."""
 BOOT_TIMES: Final = 2
-"""Start times that it looks back: a removed engine takes one to come back."""
+"""Length of the window in start times, because a removed engine takes one start time to return."""
 ANSWER_TIMES: Final = 3
-"""Lengths of an answer that it looks back: a removed engine holds its GPU until its last one."""
+"""Length of the window in answers, because a removed engine holds its GPU until its last answer
+ends."""
 MAX_DOWN_SECONDS: Final = 300.0
 RATE_SECONDS: Final = 15.0
 MAX_ADDED: Final = 4
-"""Most engines that a pool adds within `RATE_SECONDS`; or twice its size, if that is more."""
+"""Most engines that a pool adds within `RATE_SECONDS`, if doubling its size does not allow more."""
 SHRINK_SECONDS: Final = 90.0
 """Least time between two shrinks of a pool; each removes all engines that are not needed."""
 SMALLEST_SHARE: Final = 0.5
-"""Smallest size after a shrink, as a share; one engine may always go. So 64 engines are one after
-nine minutes."""
+"""Smallest size after a shrink, as a share of the size before; one engine may always go. So 64
+engines become one in nine minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,8 @@ class LimitedChange:
 
 
 def window_seconds(boot_seconds: float, answer_seconds: float) -> float:
-    """How long a need must have been smaller before a pool shrinks to it. `boot_seconds`: of an
-    engine's start; `answer_seconds`: of an answer."""
+    """Time for which a pool's need must have been smaller before the pool shrinks. `boot_seconds`:
+    length of an engine's start; `answer_seconds`: length of an answer."""
     longest = max(DOWN_SECONDS, BOOT_TIMES * boot_seconds, ANSWER_TIMES * answer_seconds)
     return min(MAX_DOWN_SECONDS, longest)
 
@@ -94,7 +95,7 @@ def _knows(history: History, role: Role, since: float, now: float) -> bool:
 
 
 def _need_of(tick: Tick, role: Role, current: int) -> int:
-    """The need at that tick; if unknown, the current engines."""
+    """The pool's need at a tick; `current` if it is unknown."""
     pool = tick.decision.pools.get(role)
     return current if pool is None or pool.wanted is None else pool.wanted
 

@@ -1,4 +1,5 @@
-"""Prefill and decode under a budget that is too small for both: which pool gives engines to which.
+"""Decides which of the prefill and decode pools gives engines to the other, if the budget is too
+small for both.
 
 A pool's need is its own work in engines, without work that only waits for the other pool.
 """
@@ -22,16 +23,16 @@ WORTH: Final = 1.2
 """Margin by which the worst-served pool must gain: a moved engine serves no request while it drains
 and its successor starts."""
 BACKLOG_SECONDS: Final = 60.0
-"""Time in which a pool should work off what waits beyond the promise."""
+"""Time in which a pool should work off requests that wait longer than promised."""
 
 MAX_BUSY: Final = 0.85
-"""Busy share of the time of an engine that computes prompts."""
+"""Largest fraction of time that an engine should be busy with prompts."""
 
 Needs = Mapping[Role, float]
 
 
 def need_of(settings: Settings, view: PoolView) -> float:
-    """Engines that the pool needs at this moment, by what it sees itself."""
+    """Engines that the pool needs now, by its own measurements."""
     now = view.now
     if view.role is Role.DECODE:
         return max(now.kv_engines / settings.kv_used, now.row_engines)
@@ -40,9 +41,9 @@ def need_of(settings: Settings, view: PoolView) -> float:
 
 
 def joint_needs(settings: Settings, now: Mapping[Role, Measured], needs: Needs) -> Needs:
-    """`needs` of both pools, corrected where one hides the other's. What waits for pages counts for
-    prompts, if those wait longer than promised. And a pool sees only the requests that the other
-    lets through."""
+    """`needs` of both pools, corrected where one pool hides the other's need. Requests that wait
+    for pages count for the prefill pool too, if prompts wait longer than promised. And each pool
+    sees only the requests that the other lets through."""
     prefill, decode = now[Role.PREFILL], now[Role.DECODE]
     waits = prefill.queued_seconds / max(1, prefill.engines)
     behind = max(0.0, 1 - settings.allowed_queue_seconds / waits) if waits else 0.0
@@ -61,7 +62,7 @@ def _work_seconds(prefill: Measured) -> float:
 
 
 def _excess(need: float, engines: int) -> float:
-    """Ratio of requests that a pool cannot let through to those that it can."""
+    """Ratio of the requests that a pool cannot serve to the requests that it can."""
     return max(0.0, need / max(1, engines) - 1)
 
 
@@ -84,7 +85,7 @@ def lasting_needs(settings: Settings, history: History, now: float) -> Needs | N
 def traded(
     claims: Mapping[Role, Claim], needs: Needs, engines: Mapping[Role, int], budget: int
 ) -> dict[Role, int]:
-    """The pools to shrink below `engines`, and their new sizes, because another pool needs the GPUs
+    """New sizes of the pools that shrink below `engines` because another pool needs the GPUs
     more."""
     lacks = {r for r, claim in claims.items() if claim.gpus and engines[r] < claim.desired}
     fair = fair_split(claims, needs, budget)
@@ -100,8 +101,8 @@ def traded(
 
 
 def fair_split(claims: Mapping[Role, Claim], needs: Needs, budget: int) -> dict[Role, int]:
-    """Engines of each pool: one after another for the pool with the smallest share of its need.
-    Ends when the budget is used or each pool has its need or its maximum."""
+    """Engines of each pool. One engine after another goes to the pool with the smallest share of
+    its need, until the budget is used or each pool has its need or its maximum."""
     split = {role: max(1, claim.minimum) for role, claim in claims.items()}
     free = budget - sum(split[role] * claim.gpus for role, claim in claims.items())
     while True:

@@ -1,7 +1,7 @@
 """How many engines each target needs, by measurements; the largest counts.
 
-A target shrinks only if the remaining engines would stay well below it, with their larger share of
-the load (N / (N - 1) for one of N).
+A pool shrinks only if the remaining engines, with a larger share of the load each (N / (N - 1)
+without one of N), would stay well below the target.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from sluice_autoscaler.measured import ItlModel, Measured
 from sluice_autoscaler.settings import Settings
 
 TOLERANCE: Final = 0.1
-"""A pool shrinks only if a tenth more load would be served as well."""
+"""Fraction of extra load that a pool must be able to serve after it shrinks."""
 GROWTH_TOLERANCE: Final = 0.05
 """Fraction of an engine by which demand may exceed a whole number before a pool grows."""
 FULL_ROWS: Final = 0.9
-"""Share of the requests that an engine can run at once that it should have."""
+"""Fraction of an engine's rows that running requests should fill."""
 DRAIN_SECONDS: Final = 5.0
 """Seconds within which new engines should compute prompts that wait too long."""
 
@@ -53,7 +53,7 @@ class PoolView:
     requests: float = 0.0
     """Requests queued in the pool: one engine for each is the most that can help."""
     waiting_for_decode: float = 0.0
-    """Requests of a decode pool that wait for it, and not for their prompt."""
+    """Requests whose prompt is computed and that wait for the decode pool."""
 
 
 def wants_of(view: PoolView, settings: Settings) -> list[Want]:
@@ -90,7 +90,7 @@ def _decode_wants(view: PoolView, settings: Settings) -> Iterator[Want]:
 
 
 def arriving_want(view: PoolView, settings: Settings) -> Want:
-    """Engines for the work that arrives, within the promise."""
+    """Engines that serve arriving work within the promised latency."""
     running = view.now.running_requests if view.role is Role.MIXED else 0.0
     itl = view.itl if view.role is Role.MIXED else None
     if view.load.offered_engines <= 0 and itl is None:
@@ -108,9 +108,9 @@ def arriving_want(view: PoolView, settings: Settings) -> Want:
 
 
 def _queued(view: PoolView, settings: Settings) -> Want:
-    """Engines for waiting work. A configured limit is kept exactly. Otherwise there are enough for
-    work that waits too long, within a few seconds, in addition to arriving work. One prompt runs on
-    one engine, so never more engines than requests."""
+    """Engines for waiting work. A configured limit is kept exactly. Otherwise there are enough to
+    serve, besides arriving work, what waits too long within a few seconds. There are never more
+    engines than requests, since a prompt runs on one engine."""
     allowed, seconds = settings.allowed_queue_seconds, view.now.queued_seconds
     if settings.queue_seconds is not None or settings.ttft_seconds is None:
         demand = seconds / allowed
@@ -131,8 +131,7 @@ def _pages(view: PoolView, settings: Settings) -> Want:
 
 
 def _rows(view: PoolView) -> Want:
-    """Engines for the requests that run, will soon run, or wait, as far as engines can run at
-    once."""
+    """Engines whose rows hold all requests that run, will soon run, or wait."""
     demand = view.now.row_engines + view.row_growth
     text = f"running, coming and waiting requests fill {demand:.2f} engines"
     return _ratio(view, demand / FULL_ROWS, "RunningRequests", text, f"{FULL_ROWS:.0%} of each")

@@ -14,7 +14,7 @@ from sluice_contract.error_text import Model, findings_of, path_of, text_of
 from sluice_contract.log_lines import shown, shown_json
 
 UNORDERED: Final[dict[str, Any]] = {"x-kubernetes-list-type": "set"}
-"""Schema extra of a list of texts, each of them once, in any order."""
+"""Schema extra of a list of distinct texts whose order does not matter."""
 
 
 class ContractModel(BaseModel):
@@ -39,7 +39,7 @@ class ConfigError(ValueError):
     """A configuration that cannot be used. `str()` is one line: key, value, what is allowed."""
 
     def __init__(self, key: str, value: object, allowed: str, says: str = "") -> None:
-        """`says`: instead of the value and what is allowed."""
+        """`says`: text that replaces the value and what is allowed."""
         self.key = key
         self.value = value
         self.allowed = allowed
@@ -48,13 +48,13 @@ class ConfigError(ValueError):
 
     @property
     def errors(self) -> tuple[ConfigError, ...]:
-        """All that is wrong; this one comes first."""
+        """All errors of the configuration; this one comes first."""
         return (self,)
 
 
 class ContradictionsError(ConfigError):
-    """Several errors at once: the key is that of the first one, `str()` is one line and names them
-    all."""
+    """Several errors at once. The key is the first error's; `str()` names all errors in one
+    line."""
 
     def __init__(self, errors: Sequence[ConfigError]) -> None:
         first = errors[0]
@@ -95,11 +95,11 @@ class RepeatedKey(NamedTuple):
 
     key: str
     outermost: bool
-    """Whether it is in the outermost object."""
+    """Whether the key is in the outermost object."""
 
 
 def repeated_key(text: str | bytes) -> RepeatedKey | None:
-    """A repeated key anywhere in a text that is valid JSON, an inner one first."""
+    """A repeated key anywhere in valid JSON `text`; keys of inner objects are found first."""
     repeated: list[str] = []
     seen_in_last = 0
 
@@ -113,5 +113,5 @@ def repeated_key(text: str | bytes) -> RepeatedKey | None:
             keys.add(key)
 
     json.loads(text, object_pairs_hook=look, parse_int=str, parse_float=str)
-    # The outermost object ends last, so it was looked at last.
+    # The decoder finishes the outermost object last, so its keys were looked at last.
     return RepeatedKey(repeated[0], seen_in_last == 0) if repeated else None

@@ -1,4 +1,5 @@
-"""Text of refusals from pydantic's findings: its own message and the value, or the known keys.
+"""Turns pydantic's findings into the text of refusals: pydantic's message and the value, or the
+known keys.
 
 For requests, configuration files and custom resources.
 """
@@ -19,9 +20,10 @@ Model = type[BaseModel]
 Location = Sequence[str | int]
 
 UNTOLD: Final[dict[str, Any]] = {"x-untold": True}
-"""Schema extra of a field that is read but not offered in messages."""
+"""Schema extra that marks a field which is read, but which no message suggests."""
 ALTERNATIVES: Final = "alternatives"
-"""Type of the finding that a value is none of a field's alternatives; the message names them."""
+"""Type of a finding: the value matches none of the field's alternatives, which the message
+names."""
 _PYTHON_WORD: Final = re.compile(r"\b(True|False)\b")
 _MANY_KEYS: Final = 12
 _NEAR_KEYS: Final = 6
@@ -42,7 +44,8 @@ def findings_of(error: ValidationError) -> list[ErrorDetails]:
 
 
 def text_of(kind: Model, finding: ErrorDetails) -> str:
-    """Text of a refusal of a `kind` behind the path: what is allowed, and the value, cut short."""
+    """Text of a refusal, to follow the path: what a `kind` allows there, and the value, cut
+    short."""
     if finding["type"] == "extra_forbidden":
         *above, key = finding["loc"]
         return unknown_field(str(key), known_keys(kind, above))
@@ -58,7 +61,7 @@ def text_of(kind: Model, finding: ErrorDetails) -> str:
 
 
 def unknown_field(key: str, allowed_keys: Sequence[str]) -> str:
-    """The text for an unknown key; of many `allowed_keys` only those that may be meant."""
+    """The text for an unknown key. If many keys are allowed, it names only similar ones."""
     meant = get_close_matches(key, allowed_keys, n=1)
     hint = f"did you mean {meant[0]}? " if meant else ""
     allowed = ", ".join(allowed_keys)
@@ -69,8 +72,8 @@ def unknown_field(key: str, allowed_keys: Sequence[str]) -> str:
 
 
 def known_keys(kind: Model, above: Location) -> list[str]:
-    """The keys of the object at `above`, as spelled outside; for alternatives, all of them. Keys
-    that users never write are left out."""
+    """Keys of the object at `above`, in camelCase; if it has alternatives, the keys of all of them.
+    Keys that users never write are left out."""
     return sorted(
         {
             field.alias or name
@@ -97,7 +100,8 @@ def models_at(kind: Model, above: Location) -> list[Model]:
 
 
 def _allowed(models: Sequence[Model], key: str) -> str:
-    """Allowed values of a missing key, from the refusal of null. Empty: null is not refused."""
+    """Text of the allowed values of a missing key, taken from pydantic's refusal of null there;
+    empty if null is accepted."""
     for model in models:
         try:
             model.model_validate({key: None})

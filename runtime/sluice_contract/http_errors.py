@@ -1,5 +1,5 @@
-"""Errors that clients get, in one wording for router and engine: in the form of OpenAI's error
-object, or on Anthropic's routes of Anthropic's. Knows no server."""
+"""Error responses that router and engine both send: OpenAI's error object or, on Anthropic's
+routes, Anthropic's. Knows no server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ANTHROPIC_TYPES: Final = {
     504: "timeout_error",
     OVERLOADED: "overloaded_error",
 }
-"""Anthropic's error type by status; of another status by its class."""
+"""Anthropic's error type by status; `error_for` handles other statuses by their class."""
 
 _ROUTES: Final = (["chat", "completions"], ["completions"], ["responses"], ["models"])
 """Routes of OpenAI, below the base URL."""
@@ -57,7 +57,8 @@ _OTHER_TASKS: Final = {
     "fine_tuning": "trains no models",
     "realtime": "holds no realtime sessions",
 }
-"""OpenAI's and vLLM's routes below /v1 that are other tasks than this server's."""
+"""Routes of OpenAI and vLLM below /v1 for tasks that this server does not do, with the end of a
+message that says so."""
 _BASE_URL: Final = "; allowed: /{}, as with a client whose base URL ends {}"
 
 _LOOKED_AT_BYTES: Final = 1024
@@ -72,8 +73,8 @@ class Mistake:
     code: str
     message: str
     closes: bool = False
-    """Whether the connection is closed too: the rest of the request would be read as another
-    one."""
+    """Whether the connection is closed too, since the rest of this request would be read as the
+    next request."""
 
 
 def error_object(
@@ -84,13 +85,13 @@ def error_object(
 
 
 def status_for(path: str, status: int) -> int:
-    """The status of an error on the route with this path."""
+    """Status of an error on the route with this path: Anthropic's routes have their own for 503."""
     return OVERLOADED if status == 503 and path in ANTHROPIC_PATHS else status
 
 
 def error_for(path: str, status: int, error: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The error JSON for the route with this path; `error` is OpenAI's, or as this returns it.
-    Anthropic's has `param` and `code`, too."""
+    """The error JSON for the route with this path. `error`: OpenAI's error JSON, or a result of
+    this function. `param` and `code` are kept in Anthropic's form."""
     if path not in ANTHROPIC_PATHS:
         return error
     of_class = "api_error" if status >= 500 else INVALID_REQUEST
@@ -99,7 +100,7 @@ def error_for(path: str, status: int, error: Mapping[str, Any]) -> Mapping[str, 
 
 
 def closing_response(status: int, body: bytes, headers: str = "") -> bytes:
-    """A whole HTTP answer after which the connection is closed, for where no library makes one.
+    """A complete HTTP response that closes the connection, for code without an HTTP library.
 
     `headers`: further ones, each ending in CRLF.
     """
@@ -111,7 +112,7 @@ def closing_response(status: int, body: bytes, headers: str = "") -> bytes:
 
 
 def no_route(path: str) -> Mistake:
-    """404; says what this server does, and the right base URL if a client's is wrong."""
+    """A 404 whose message says what this server does, or which base URL the client should have."""
     parts = [part for part in path.split("/") if part]
     if len(parts) > 1 and parts[0] == "v1" and parts[1] in _OTHER_TASKS:
         message = (
@@ -132,13 +133,13 @@ def _meant(parts: list[str], routes: Iterable[list[str]]) -> list[str] | None:
 
 
 def method_not_allowed(method: str, path: str) -> Mistake:
-    """405; the header Allow says which methods are."""
+    """A 405; the header Allow names the allowed methods."""
     return Mistake(405, "method_not_allowed", f"{method} is not allowed on {shown(path)}")
 
 
 def not_json(body: bytes) -> Mistake:
-    """400 for a body that is not a JSON object. The cost does not depend on the size: the position
-    of the mistake is named only for short bodies."""
+    """A 400 for a body that is not a JSON object. The error's position is named only for short
+    bodies, so that the cost does not grow with the size."""
     begin = body[:_LOOKED_AT_BYTES].lstrip(b" \t\r\n")
     if begin and begin[:1] != b"{":
         text = shown(begin.decode(errors="replace"))
@@ -200,18 +201,18 @@ def head_too_large(target_bytes: int, headers: Iterable[tuple[str, int]]) -> Mis
 
 
 def head_too_long() -> Mistake:
-    """431 for a head that is too long as a whole, or was not read to its end because of that."""
+    """A 431 for a head that is too long as a whole, whether or not it was read to its end."""
     message = f"the request's head is too long; allowed: {MAX_HEAD_BYTES} bytes"
     return Mistake(431, "head_too_large", message, closes=True)
 
 
 def not_http() -> Mistake:
-    """400 for bytes that are no HTTP request."""
+    """A 400 for bytes that are not an HTTP request."""
     return Mistake(400, "bad_request", "this is not a valid HTTP request", closes=True)
 
 
 def otherwise_bad(status: int, reason: str | None) -> Mistake:
-    """Other refusals of an HTTP library."""
+    """The error for any other refusal by an HTTP library."""
     return Mistake(status, "bad_request", reason or "bad request")
 
 
@@ -227,10 +228,12 @@ OUT_OF_MEMORY: Final = "out_of_memory"
 perhaps because of the request."""
 
 HANDED_BACK: Final = "handed_back"
-"""Error code of a 503: the router asked for the request back, which the engine had not begun."""
+"""Error code of a 503: at the router's request the engine gave back a request that it had not
+begun."""
 
 TENANT_FULL: Final = "tenant_full"
-"""Error code of a 429: one tenant has its part of the engine's queue; others are served."""
+"""Error code of a 429: this tenant's share of the engine's queue is full; other tenants are
+served."""
 
 UNAVAILABLE: Final = "unavailable"
 """Error code of a 503, or of an event that ends a stream: the engine drains or is not ready."""

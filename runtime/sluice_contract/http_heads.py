@@ -1,5 +1,5 @@
-"""Heads of requests and responses: names of our headers, which values are harmless in them, and the
-most bytes and time that a head or a body may take."""
+"""Heads of HTTP requests and responses: names of our headers, their harmless values, and limits on
+the size of heads and on the time that heads and bodies may take."""
 
 from __future__ import annotations
 

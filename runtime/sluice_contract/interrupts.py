@@ -1,4 +1,4 @@
-"""Ctrl-C while a command starts or computes: it ends without output.
+"""Lets Ctrl-C end a command without output while it starts or computes.
 
 Imports nothing else of ours, so that a command can call it before its own imports.
 """
@@ -9,7 +9,7 @@ import signal
 
 
 def end_quietly() -> None:
-    """SIGINT then ends the process as it ends other programs: at once, without a traceback. If
-    SIGINT is ignored, as in the background of a shell, it stays ignored."""
+    """Makes SIGINT end the process at once, without a traceback. If SIGINT is ignored, as in the
+    background of a shell, it stays ignored."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

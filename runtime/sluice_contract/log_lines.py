@@ -1,5 +1,5 @@
-"""Text of others on one line, escaped and cut short: in refusals, and in messages of the log. A
-traceback follows its message on indented lines, so that none of them passes for a message."""
+"""Puts text from clients on one line, escaped and cut short, for refusals and log messages. Lines
+of a traceback are indented, so that none can be taken for a message."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import pydantic_core
 _SHOWN_CHARACTERS: Final = 60
 
 _SHOWN_ITEMS: Final = 100
-"""Items of a list, or characters of a text, that are looked at: more than is shown in the end."""
+"""Most items of a list, or characters of a text, that are read; more than is shown."""
 
 
 def shown(text: str, max_characters: int = _SHOWN_CHARACTERS) -> str:
-    """A client's own text, cut short and on one line: other characters are escaped."""
+    """A client's text, cut short, on one line, with unprintable characters escaped."""
     if len(text) > max_characters:
         text = text[:max_characters] + "…"
     if text.isprintable():
@@ -30,7 +30,7 @@ def shown(text: str, max_characters: int = _SHOWN_CHARACTERS) -> str:
 
 
 def shown_json(value: object) -> str:
-    """A client's own value as JSON, cut short: it goes back to the client and into no log."""
+    """A client's value as JSON, cut short; only for replies to the client, not for logs."""
     if isinstance(value, str | list):
         value = value[:_SHOWN_ITEMS]
     if isinstance(value, str):
@@ -39,8 +39,8 @@ def shown_json(value: object) -> str:
 
 
 def json_type(value: object) -> str | None:
-    """Type name of a string, a list, an object or its model, as refusals name it; None of all
-    others."""
+    """Name of the JSON type of a string, a list, or an object (also as a pydantic model), for
+    refusals; None for other values."""
     if isinstance(value, str):
         return "a string"
     if isinstance(value, list):
@@ -55,7 +55,7 @@ MAX_LOG_CHARACTERS: Final = 4096
 
 
 class LineFormatter(logging.Formatter):
-    """Escapes what is not printable."""
+    """Formatter that escapes unprintable characters."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         """The line of the message."""
@@ -63,13 +63,13 @@ class LineFormatter(logging.Formatter):
         return super().formatMessage(record)
 
     def formatException(self, ei: ExcInfo) -> str:  # noqa: N802
-        """The lines of a traceback, without the last end."""
+        """The indented lines of a traceback, without a final line end."""
         lines = super().formatException(ei).splitlines()
         return "\n".join("  " + shown(line, MAX_LOG_CHARACTERS) for line in lines)
 
 
 def log_to_stderr(level: int = logging.INFO, sender: str = "") -> None:
-    """Has every logger of this process write to stderr; `sender` begins each message."""
+    """Makes every logger of this process write to stderr; each message begins with `sender`."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter(f"%(asctime)s %(levelname)s {sender}%(message)s"))
     logging.basicConfig(level=level, handlers=[handler])

@@ -1,5 +1,5 @@
-"""Downloads one model from a hub of Hugging Face's protocol, or from a bucket, into a cache of the
-hub's layout.
+"""Downloads one model into a cache with Hugging Face's layout, from a hub with Hugging Face's
+protocol or from a bucket.
 
 Independent of engines and torch; of Kubernetes it uses only the termination message file.
 """

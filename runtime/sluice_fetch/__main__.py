@@ -1,6 +1,6 @@
 """`python -m sluice_fetch --uri hf://org/name --cache FOLDER`: JSON lines on stdout, one an event.
 
-Exit codes: 0 complete, 1 starting again may help, 2 it will not.
+Exit codes: 0 complete, 1 a restart may help, 2 a restart will not help.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ EXIT_TRANSIENT: Final = 1
 
 
 def main(arguments: Sequence[str] | None = None, wait: Wait = threading.Event.wait) -> int:
-    """Fetch or resolve; the exit code."""
+    """Fetches a model or resolves its revision; returns the exit code."""
     options = _parse(arguments)
     fetcher = Fetcher(
         _teller(options.progress_port),
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None, wait: Wait = threading.Event.wa
 
 
 def _origin(options: argparse.Namespace) -> Origin:
-    """Where the options say that the model is."""
+    """Origin of the model that the options name."""
     uri, revision, secret = options.uri, options.revision, options.token_file
     if uri.partition("://")[0] in PROVIDERS:
         certificates = options.ca_file.read_text() if options.ca_file else None
@@ -77,7 +77,8 @@ def _origin(options: argparse.Namespace) -> Origin:
 
 
 def _teller(port: int | None) -> Tell:
-    """`tell`, which also serves progress at `port`. A taken port does not stop the download."""
+    """A `Tell` that prints events and, with a `port`, serves progress there. A taken port does not
+    stop the download."""
     if port is None:
         return tell
     try:
@@ -95,7 +96,7 @@ def _teller(port: int | None) -> Tell:
 
 
 def tell(event: str, fields: Mapping[str, object]) -> None:
-    """A line of output."""
+    """Prints an event as one line of JSON."""
     print(json.dumps({"event": event} | dict(fields)), flush=True)
 
 
@@ -143,9 +144,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _end_on_sigterm() -> None:
-    """Ends the process on SIGTERM, which process 1 of a container would ignore. Nothing needs
-    cleaning up: the next run resumes. No signal handler: handlers run in the main thread, which a
-    signal to another thread does not wake from a read."""
+    """Ends the process on SIGTERM, which process 1 of a container would otherwise ignore. Nothing
+    needs cleaning up: the next run resumes. It waits in a thread, since a signal handler would have
+    to wait until the main thread returns from a read."""
 
     def wait() -> None:
         signal.sigwait({signal.SIGTERM})
@@ -161,10 +162,10 @@ if __name__ == "__main__":
 
 
 def trust(file: Path) -> None:
-    """Every later connection to a hub trusts the certificates in `file`, too.
+    """Makes every later connection to a hub trust the certificates in `file` too.
 
     Raises:
-        InvalidConfigError: it cannot be read, or holds none.
+        InvalidConfigError: the file cannot be read, or holds no certificate.
     """
     context = httpx2.create_ssl_context()
     try:

@@ -24,7 +24,7 @@ from sluice_fetch.errors import NoSpaceError
 from sluice_fetch.snapshot import HubFile, Selection, Snapshot
 
 RESERVE_BYTES: Final = 16 << 20
-"""Left for links, refs and what the file system itself needs."""
+"""Free space to leave for links, refs and the file system itself."""
 
 
 class Cache:
@@ -37,7 +37,7 @@ class Cache:
         return self.folder / "snapshots" / commit
 
     def is_complete(self, commit: str, selection: Selection) -> bool:
-        """Whether the marker lists what is selected, and all of it still has its size."""
+        """Whether the marker lists every selected file and each still has its recorded size."""
         listed, folder = self._listed(commit), self.snapshot_folder(commit)
         if selection.missing(listed):
             return False
@@ -50,7 +50,8 @@ class Cache:
         return self.folder / "blobs" / file.etag
 
     def partial(self, file: HubFile) -> Path:
-        """A fixed name, so that another process can resume it."""
+        """Path of an unfinished download; its name is fixed, so that another process can resume
+        it."""
         return self.folder / "blobs" / f"{file.etag}.incomplete"
 
     def size_there(self, file: HubFile) -> int:
@@ -61,7 +62,7 @@ class Cache:
         return 0
 
     def check_space(self, snapshot: Snapshot) -> None:
-        """Raises NoSpaceError, with figures, where what is missing does not fit."""
+        """Raises NoSpaceError, with figures, if the missing bytes do not fit on the disk."""
         blobs = {file.etag: file for file in snapshot.files}.values()
         missing = sum(file.size_bytes - self.size_there(file) for file in blobs)
         free = shutil.disk_usage(self.folder).free
@@ -80,7 +81,7 @@ class Cache:
             yield
 
     def link(self, snapshot: Snapshot) -> None:
-        """Makes the snapshot of blobs that are all there, the marker last."""
+        """Links a snapshot to its blobs, which are all there, and writes the marker last."""
         folder = self.snapshot_folder(snapshot.commit)
         folder.mkdir(parents=True, exist_ok=True)
         for file in snapshot.files:
@@ -88,7 +89,7 @@ class Cache:
             link.unlink(missing_ok=True)
             link.symlink_to(Path("..", "..", "blobs", file.etag))
         listed = {file.name: file.size_bytes for file in snapshot.files}
-        recorded = self._listed(snapshot.commit)  # of a commit that is model and adapter
+        recorded = self._listed(snapshot.commit)  # a commit may hold a model and an adapter
         _write(self._marker(snapshot.commit), json.dumps({"files": recorded | listed}))
 
     def remember(self, revision: str, commit: str) -> None:
@@ -97,7 +98,7 @@ class Cache:
             _write(self.folder / "refs" / revision, commit)
 
     def _listed(self, commit: str) -> dict[str, int]:
-        """Sizes by name, of the marker; empty without one."""
+        """Sizes of the files that a commit's marker lists, by name; empty without a marker."""
         try:
             listed = json.loads(self._marker(commit).read_bytes())["files"]
         except (OSError, ValueError, KeyError, TypeError):
@@ -109,7 +110,7 @@ class Cache:
 
 
 def verified(path: Path, file: HubFile) -> bool:
-    """Whether the content is what the hub's hash says. Reads the whole file."""
+    """Whether a file's content has the hub's hash. Reads the whole file."""
     lfs = len(file.etag) == 64
     begun = hashlib.sha256() if lfs else hashlib.sha1(usedforsecurity=False)
     if not lfs:

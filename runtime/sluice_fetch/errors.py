@@ -1,6 +1,6 @@
-"""Why a model could not be fetched: one exception tree, each with a stable reason.
+"""Exceptions for models that could not be fetched: one tree; each class has a stable reason.
 
-`from_hub` gives the library's exceptions these names. Retries nothing.
+`from_hub` converts exceptions of huggingface_hub to these. Retries nothing.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class NotAnAdapterError(FetchError):
 
 
 class NoSpaceError(FetchError):
-    """The missing files do not fit."""
+    """The missing files do not fit on the cache's volume."""
 
     reason = "NoSpace"
 
@@ -64,13 +64,13 @@ class FileCorruptError(FetchError):
 
 
 class ObjectChangedError(FetchError):
-    """A bucket no longer holds what was resolved."""
+    """A bucket no longer holds the objects that were resolved."""
 
     reason = "ObjectChanged"
 
 
 class TransientError(FetchError):
-    """Trying again may help, after `retry_after_seconds` where the hub says so."""
+    """Trying again may help, after `retry_after_seconds` if the hub gives it."""
 
     def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:
         super().__init__(message)
@@ -128,5 +128,5 @@ def _from_status(response: httpx2.Response, what: str) -> FetchError:
 
 
 def _seconds(value: str | None) -> float | None:
-    """Seconds of Retry-After; its other form, a date, counts as not given."""
+    """Seconds of a Retry-After header; None for its other form, a date."""
     return float(value) if value is not None and value.isdecimal() else None

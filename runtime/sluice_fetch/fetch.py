@@ -1,4 +1,5 @@
-"""The whole way: revision → commit → files → space → bytes → snapshot. Prints through `tell`."""
+"""Fetches a model: revision → commit → files → free space → download → snapshot. Reports through
+`tell`."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from sluice_fetch.snapshot import CONFIG_FILE, MODEL, HubFile, Origin, Selection
 MAX_CONFIG_BYTES: Final = 1 << 20
 MAX_INDEX_BYTES: Final = 1 << 26
 Tell = Callable[[str, Mapping[str, object]], None]
-"""An event and its fields."""
+"""Function that reports an event with its fields."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Fetcher:
     selection: Selection = MODEL
 
     def resolve(self, origin: Origin) -> Snapshot:
-        """The commit that the revision is now, and the files that an engine reads of it."""
+        """The revision's current commit, and the files that an engine reads from it."""
         resolved = snapshot(self.selection, *self.retry.run(lambda: origin.look_up(self.selection)))
         fields = {"repository": origin.repository, "revision": origin.revision}
         size = {"files": len(resolved.files), "total": resolved.size_bytes}
@@ -61,10 +62,11 @@ class Fetcher:
         return ResolvedModel(**facts, commit=resolved.commit, bytes=resolved.size_bytes)
 
     def fetch(self, origin: Origin, root: Path) -> Fetched:
-        """Snapshot folder, complete and verified. A complete commit causes no request.
+        """Fetches the model; the snapshot folder is complete and verified. A commit that is already
+        complete needs no request.
 
         Raises:
-            FetchError: says why, with the reason's name.
+            FetchError: the model cannot be fetched; has the reason's name and a message.
         """
         cache = Cache(root, origin.repository)
         commit = origin.revision
@@ -87,7 +89,7 @@ class Fetcher:
         return self._done(resolved.commit, cache)
 
     def _check_index(self, origin: Origin, resolved: Snapshot) -> None:
-        """An index of files that are not there is refused before the download."""
+        """Refuses a commit whose index names missing files, before the download."""
         names = [file.name for file in resolved.files]
         if INDEX not in names:
             return
@@ -125,10 +127,10 @@ class Fetcher:
 
 
 def _object_in(name: str, origin: Origin, resolved: Snapshot, limit_bytes: int) -> dict[str, Any]:
-    """The object in one of the commit's files of JSON.
+    """The JSON object in one of the commit's files.
 
     Raises:
-        NotAModelError: it is none. And what the origin raises.
+        NotAModelError: the file holds no JSON object. Other errors are those of the origin.
     """
     file = next(entry for entry in resolved.files if entry.name == name)
     body = b""
@@ -160,7 +162,8 @@ class Download:
     stop: threading.Event
 
     def file(self, file: HubFile) -> None:
-        """Leaves the verified blob; a corrupt one is fetched a second time from its start.
+        """Downloads and verifies the file's blob; a corrupt blob is downloaded once more from its
+        start.
 
         Raises:
             FileCorruptError, OSError, and what the origin raises.
@@ -209,7 +212,7 @@ class Download:
                 if written.tell() > file.size_bytes:
                     break
             written.flush()
-            os.fsync(written.fileno())  # before the marker says that it is there
+            os.fsync(written.fileno())  # on disk before the marker lists the file
         self._check_size(file, partial.stat().st_size)
 
     def _check_size(self, file: HubFile, size: int) -> None:

@@ -1,6 +1,6 @@
 """The hub's protocol: a revision's commit and files, and a file's bytes from an offset on.
 
-One request each, without a retry.
+Each function makes one request, without retries.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sluice_fetch.snapshot import HubFile, Selection
 TIMEOUT_SECONDS: Final = 20.0
 _HASH: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
-# Else the library asks huggingface.co for a list for its telemetry, whatever hub is meant.
+# With telemetry the library requests a list from huggingface.co, whichever hub is configured.
 constants.HF_HUB_DISABLE_TELEMETRY = True
 
 
@@ -58,7 +58,7 @@ class Hub:
 
 
 def look_up(source: Source) -> tuple[str, tuple[HubFile, ...]]:
-    """The commit that the revision is now, and all its files, by one request.
+    """The revision's current commit and all its files, by one request.
 
     Raises:
         FetchError: see `from_hub`.
@@ -80,8 +80,8 @@ def look_up(source: Source) -> tuple[str, tuple[HubFile, ...]]:
 def content(source: Source, commit: str, file: HubFile, offset: int) -> Iterator[HubContent]:
     """The bytes of a file from `offset` on, or all if the server does not support ranges.
 
-    Plain HTTP, not Xet: only so can a file be continued after a killed process. The client does not
-    send the token to other hosts on redirects.
+    Uses plain HTTP, not Xet, because only then can another process resume a file. On redirects the
+    client does not send the token to other hosts.
     """
     url = hf_hub_url(source.repository, file.name, revision=commit, endpoint=source.endpoint)
     headers = {"Accept-Encoding": "identity"}  # sizes and offsets are those of the file
@@ -98,7 +98,7 @@ def content(source: Source, commit: str, file: HubFile, offset: int) -> Iterator
 
 
 class HubContent:
-    """The body of an answer."""
+    """Body of a response to `content`."""
 
     def __init__(self, response: httpx2.Response) -> None:
         self.continues = response.status_code == 206
@@ -117,7 +117,7 @@ def _named(what: str) -> Iterator[None]:
     except FetchError:
         raise
     except (httpx2.HTTPError, ValueError, KeyError, TypeError) as error:
-        # The latter three: an answer that is no hub's, such as a proxy's page for signing in.
+        # The last three come from answers that are not a hub's, such as a proxy's sign-in page.
         raise from_hub(error, what) from None
 
 

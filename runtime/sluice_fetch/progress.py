@@ -1,7 +1,8 @@
-"""How far a download is (bytes, speed, time left), and `GET /progress`, which serves it as JSON.
+"""Progress of a download (bytes, speed, time left), and the server that gives it as JSON at `GET
+/progress`.
 
-Several threads add to the meter; time is passed in. The server answers with the last line of
-progress, and with 503 before the first.
+Several threads add to the meter; time is passed in. The server answers with the latest progress, or
+with 503 before the first.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ class Progress:
     total: int
     bytes_per_second: float
     eta_seconds: float | None
-    """None if nothing arrived recently."""
+    """Seconds left; None if nothing arrived recently."""
 
     def fields(self) -> dict[str, int | None]:
-        """Fields of a line of output."""
+        """Fields for a line of output and for `GET /progress`."""
         return {
             "bytes": self.bytes,
             "total": self.total,
@@ -85,14 +86,15 @@ class Meter:
 
 
 TIMEOUT_SECONDS: Final = 5.0
-"""Seconds for one request; an idle connection is closed after it."""
+"""Longest time for one request, after which an idle connection is closed too."""
 
 
 class ProgressServer:
-    """Serves until the process ends; `show` sets the answer."""
+    """HTTP server of the progress; serves until `close` or the process's end. `show` sets the
+    answer."""
 
     def __init__(self, host: str, port: int) -> None:
-        """Raises OSError where it cannot listen; port 0: any that is free."""
+        """Raises OSError if it cannot listen on the port; port 0: any free port."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         server = type("Server", (_Server,), {"address_family": family})
         self._server: _Server = server((host, port), _Handler)
@@ -100,7 +102,7 @@ class ProgressServer:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def show(self, fields: Mapping[str, object]) -> None:
-        """Sets what is answered from now on."""
+        """Sets the answer from now on."""
         self._server.shown = json.dumps(dict(fields)).encode()
 
     def close(self) -> None:

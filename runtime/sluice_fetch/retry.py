@@ -11,7 +11,7 @@ from sluice_fetch.errors import TransientError
 
 Result = TypeVar("Result")
 Wait = Callable[[threading.Event, float], object]
-"""Returns after this many seconds, or once the event is set."""
+"""Function that waits for a number of seconds, or until the event is set."""
 _NEVER: Final = threading.Event()
 
 
@@ -21,12 +21,12 @@ class Stopped(Exception):  # noqa: N818  no error: another file failed
 
 @dataclass(frozen=True)
 class Retry:
-    """How often and how long; `wait` is passed in."""
+    """Number and delays of attempts; `wait` is passed in."""
 
     wait: Wait
     attempts: int = 6
-    """Attempts in a row without a byte of progress; 31 seconds together where the hub asks for
-    nothing."""
+    """Most attempts in succession without progress; their delays add up to 31 seconds unless the
+    hub sets others."""
     max_wait_seconds: float = 300.0
     """The longest delay that a hub may ask for; rate-limit windows are five minutes."""
 
@@ -39,8 +39,8 @@ class Retry:
         """The result of `call`. Attempts are counted from zero when `progress` has changed.
 
         Raises:
-            TransientError: the last one.
-            Stopped: `stop` was set while it waited for the next attempt.
+            TransientError: the last attempt's error.
+            Stopped: `stop` was set during the wait for the next attempt.
         """
         failed, before = 0, progress()
         while True:

@@ -1,4 +1,4 @@
-"""Settings of a fetch: what, from where and to where, resolved once from the command line.
+"""The source of a fetch, made once from the settings of the command line.
 
 Reads the file of a token or of variables.
 """
@@ -78,7 +78,7 @@ def source(uri: str, revision: str, endpoint: str, token_file: Path | None) -> S
 
     Raises:
         InvalidConfigError: names the setting, its value and what is allowed.
-        TokenMissingError: the token's file is not there yet.
+        TokenMissingError: the token's file does not exist yet.
     """
     scheme, _, repository = uri.partition("://")
     if scheme != "hf" or not _REPOSITORY.fullmatch(repository):
@@ -194,8 +194,8 @@ def _read_secret(file: Path) -> str:
     """The text of the file in `--token-file`.
 
     Raises:
-        TokenMissingError: it is not there yet.
-        InvalidConfigError: it cannot be read.
+        TokenMissingError: the file does not exist yet.
+        InvalidConfigError: the file cannot be read.
     """
     try:
         return file.read_text().strip()

@@ -1,5 +1,5 @@
-"""The files of a commit, which of them an engine reads, and what a place with commits can do.
-Values and pure functions."""
+"""The files of a commit, the choice of those that an engine reads, and the protocol of places that
+have commits. Values and pure functions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Selection:
     """The files that an engine reads of a model or of an adapter."""
 
     required: dict[str, re.Pattern[str]]
-    """Required patterns: at least one name must match each; the text names what is missing."""
+    """Required patterns by the text that names what is missing; at least one file name must match
+    each pattern."""
     optional: frozenset[str]
     refusal: type[FetchError]
 
@@ -48,7 +49,7 @@ class Selection:
         ]
 
     def flaw(self, names: Collection[str]) -> str:
-        """Fault of files of these names, for an engine; empty: none that names tell."""
+        """Reason why an engine cannot use files with these names; empty: the names show none."""
         is_adapter = ADAPTER_WEIGHTS in self.required
         if missing := self.missing(names):
             hint = unread_weights(names, ADAPTER_WEIGHTS if is_adapter else SINGLE)
@@ -96,15 +97,15 @@ class HubFile:
     name: str
     size_bytes: int
     etag: str
-    """Names its blob. Of a hub: sha256 of its content where it is stored by LFS, else git's sha1;
-    of a bucket: a digest of name, size and `version`."""
+    """Name of the file's blob. From a hub: sha256 of the content if it is stored by LFS, else git's
+    sha1. From a bucket: a digest of name, size and `version`."""
     version: str = ""
-    """A bucket's ETag."""
+    """The bucket's ETag; empty for files of a hub."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A commit, and of its files those that an engine reads."""
+    """A commit with the files of it that an engine reads."""
 
     commit: str
     files: tuple[HubFile, ...]
@@ -115,41 +116,42 @@ class Snapshot:
 
 
 class Content(Protocol):
-    """The body of an answer."""
+    """Body of a response."""
 
     continues: bool
-    """Whether the body begins at the requested offset, and not at the file's start."""
+    """Whether the body begins at the requested offset instead of at the file's start."""
 
     def chunks(self) -> Iterator[bytes]:
         """Chunks as they arrive."""
 
 
 class Origin(Protocol):
-    """Where a model is fetched from, at a revision. All raise `FetchError`."""
+    """Place from which a revision of a model is fetched. All methods raise `FetchError`."""
 
     @property
     def repository(self) -> str:
-        """Names its part of the cache."""
+        """Name of the origin's part of the cache."""
 
     @property
     def revision(self) -> str:
         """Branch, tag or commit."""
 
     def look_up(self, selection: Selection) -> tuple[str, tuple[HubFile, ...]]:
-        """The commit that the revision is now, and at least its files that `selection` reads."""
+        """The revision's current commit, and at least those of its files that `selection` reads."""
 
     def content(self, commit: str, file: HubFile, offset: int) -> AbstractContextManager[Content]:
         """The bytes of a file from `offset` on, or all of them."""
 
     def flaw(self, path: Path, file: HubFile) -> str:
-        """Fault of a downloaded file; empty: none."""
+        """Reason why a downloaded file cannot be used; empty: there is none."""
 
 
 def snapshot(selection: Selection, commit: str, files: Iterable[HubFile]) -> Snapshot:
-    """Chooses by name: what is in folders and other formats of the same weights stay there.
+    """Chooses a commit's files by name. Files in folders, and other formats of the weights, are not
+    chosen.
 
     Raises:
-        FetchError: the selection's; names what is missing.
+        FetchError: of the selection's class; names what is missing.
     """
     listed = sorted(files, key=lambda file: file.name)
     if flaw := selection.flaw([file.name for file in listed]):

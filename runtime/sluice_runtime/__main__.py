@@ -1,4 +1,4 @@
-"""`python -m sluice_runtime --config FILE`: one engine, as a container runs it."""
+"""`python -m sluice_runtime --config FILE`: the command that runs one engine in a container."""
 
 from __future__ import annotations
 

@@ -29,7 +29,8 @@ class InvalidConfigError(StartupError):
 
 
 class ModelLoadError(StartupError):
-    """Model files are missing, damaged, or of an architecture this version does not have."""
+    """Model files are missing, damaged, or of an architecture that this version does not
+    support."""
 
     reason = "ModelLoadFailed"
 
@@ -51,7 +52,8 @@ class StepOutOfMemoryError(SluiceRuntimeError):
 
 
 class EngineUnfitError(SluiceRuntimeError):
-    """The process can serve only worse and worse; another life of it can serve well."""
+    """The process has lost something for good, such as too many KV pages; only a new process has it
+    again."""
 
     reason = "PagesQuarantined"
 
@@ -82,15 +84,16 @@ class InvalidRequestError(RequestError):
 
 
 class ContextLengthError(InvalidRequestError):
-    """A prompt that no engine like this one can ever hold: 400 with a code of its own."""
+    """A prompt that is too long for every engine with this configuration: 400 with a code of its
+    own."""
 
 
 class UnsupportedFieldError(InvalidRequestError):
-    """A field that other models serve and this one cannot: 400 with a code of its own."""
+    """A field that this model cannot serve, though others can: 400 with a code of its own."""
 
 
 class TemplateRefusedError(InvalidRequestError):
-    """The model's chat template refuses the conversation in words of its own: 400."""
+    """The model's chat template refuses the conversation, and its message is passed on: 400."""
 
 
 class TemplateFailedError(RequestError):
@@ -98,7 +101,7 @@ class TemplateFailedError(RequestError):
 
 
 class AbortedError(RequestError):
-    """Someone asked for the request to be given up."""
+    """The request was aborted on demand."""
 
 
 class OverloadedError(RequestError):
@@ -114,16 +117,16 @@ class UnavailableError(RequestError):
 
 
 class EngineDiedError(UnavailableError):
-    """The engine went while it had the request: 503 with a code of its own.
+    """The engine's process ended while it had the request: 503 with a code of its own.
 
-    Whoever asks elsewhere should do so once at most: the request may be what the engine died of.
+    Retry on another engine once at most: the request may have killed this one.
     """
 
 
 class RequestOutOfMemoryError(RequestError):
     """A step that computed the request found no memory: 503 with a code of its own.
 
-    Whoever asks elsewhere should do so once at most: it may have been the request's size.
+    Retry on another engine once at most: the request's size may be the cause.
     """
 
 
@@ -131,26 +134,27 @@ class PrefillFailedError(RequestError):
     """The engine that computes the request's prompt failed or refused for now, or the pages did not
     arrive: 503 with a code of its own.
 
-    Whoever asks elsewhere should name another such engine, and do so once at most.
+    A retry should name another prefill engine; retry once at most.
     """
 
 
 class PrefillUnavailableError(RequestError):
-    """The engine that was to compute the request's prompt never took it: 503 with a code of its
-    own. Whoever asks elsewhere should name another such engine.
+    """The engine that was to compute the request's prompt never took the request: 503 with a code
+    of its own. A retry should name another prefill engine.
     """
 
 
 class HandedBackError(RequestError):
-    """The engine had not begun the request, and another one has room for it: 503 with a code of its
-    own. Only the router asks for that.
+    """The router took the request back before this engine had begun it, because another engine has
+    room: 503 with a code of its own.
     """
 
 
 class GrammarUnavailableError(RequestError):
-    """The grammar library failed with the form of the answer: 503 with a code of its own.
+    """The grammar library failed while it compiled the request's grammar: 503 with a code of its
+    own.
 
-    Whoever asks elsewhere should do so once at most.
+    Retry on another engine once at most.
     """
 
 

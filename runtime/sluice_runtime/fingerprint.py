@@ -1,4 +1,4 @@
-"""The engine's KV fingerprint, as both of its processes say it."""
+"""Computes the engine's KV fingerprint, in its API process and its engine process alike."""
 
 from __future__ import annotations
 

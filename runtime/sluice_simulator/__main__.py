@@ -25,5 +25,5 @@ def main() -> int:
 
 if __name__ == "__main__":
     end_quietly()
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it, and not a traceback
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends the process without a traceback
     sys.exit(main())

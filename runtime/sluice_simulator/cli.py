@@ -1,4 +1,5 @@
-"""`python -m sluice_simulator`, also reached as `sluice simulate`: a trace, an engine, a table."""
+"""`python -m sluice_simulator`, or `sluice simulate`: replays a trace on a simulated engine and
+prints a table."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ JSON: Final = "json"
 
 @dataclass(frozen=True)
 class Run:
-    """One policy's run, and what it took to simulate."""
+    """The run of one policy, and the time that the simulation took."""
 
     record: Record
     summary: Summary
@@ -45,7 +46,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Simulation:
-    """Everything that is shown. The settings are those of the first policy."""
+    """All that is printed. `settings` are those of the first policy."""
 
     trace: Trace
     cost: Cost
@@ -57,7 +58,7 @@ class Simulation:
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "sluice simulate") -> int:
-    """The command. 0: done; 1: a run in which every request failed; 2: something it was given
+    """The command; returns the exit code. 0: done; 1: in some run every request failed; 2: an input
     cannot be used."""
     options = _parser(prog).parse_args(arguments)
     try:
@@ -74,7 +75,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "sluice simulate") 
 
 
 def _simulate(options: argparse.Namespace) -> Simulation:
-    """Checks all input before it simulates anything."""
+    """Runs the simulations, after checking all input."""
     if options.plot:
         check_plot(options.plot)
     trace, cost, config = _trace(options), cost_named(options.cost), read_config(options.config)

@@ -1,7 +1,7 @@
 """Builds the scheduler's settings from an engine's configuration and a cost model.
 
-The functions are the engine's own, with the cost model's accelerator in place of a real one.
-Settings that a simulation cannot honour are refused.
+Calls the engine's own functions, with the cost model's accelerator instead of a real one. Settings
+that a simulation cannot honour are refused.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ NO_MODEL: Final = "dummy://simulated"
 
 
 def read_config(path: Path | None) -> EngineConfig:
-    """The engine.json at `path`, or some of its keys; without one every value is the default. A
-    simulation needs no model.
+    """The configuration in the file at `path`, which may have only some keys of engine.json; None:
+    defaults. The key `model` may be missing.
 
     Raises:
         UnusableConfigError: names key, value and what is allowed.
@@ -55,15 +55,15 @@ def _with_a_model(text: bytes) -> str | bytes:
     try:
         settings = json.loads(text)
     except ValueError:
-        return text  # the reader of the configuration names the error
+        return text  # reading the configuration will report the error
     if not isinstance(settings, dict) or "model" in settings:
         return text
     return json.dumps({"model": {"uri": NO_MODEL}} | settings)
 
 
 def policies_of(text: str | None, config: EngineConfig) -> Sequence[str]:
-    """Policies to simulate: those of a comma-separated list, `all` that the configuration may have,
-    or the one that it has.
+    """Policies to simulate. `text`: a comma-separated list, or `all` for every policy that the
+    configuration allows; None: the configuration's policy.
 
     Raises:
         UnusableConfigError: a name that the scheduler does not have.
@@ -103,7 +103,7 @@ def settings_for(config: EngineConfig, cost: Cost, policy: str) -> SchedulerSett
     except (ConfigError, InvalidConfigError) as error:
         raise UnusableConfigError(str(error)) from None
     pool_tokens = planned.kv_pool_tokens or cost.kv_pool_tokens
-    # An engine may choose fewer, by the memory that sampling takes: no cost model has that.
+    # A real engine may choose fewer, because of memory for sampling, which cost models do not have.
     rows = requests_in_pool(pool_tokens, planned.cuda_graph_max_batch)
     sized = planned if isinstance(planned, ResolvedConfig) else sized_config(planned, rows)
     pages = max(1, pool_tokens // sized.page_size)

@@ -1,11 +1,12 @@
-"""How long a step takes on a device: one formula, its coefficients from a file or a preset.
+"""Computes how long a step takes on a device: one formula, with coefficients from a file or a
+preset.
 
     seconds = step + max(weights, prompt tokens x token + decode rows x row)
               + products x product + decode context x context
 
-`weights` is what reading the weights takes at least, however few tokens there are. With 0 this is
-the formula that the engine fits to its own steps. A file also says where its figures come from, and
-what device and pool they are meant for.
+`weights` is the least time that reading the weights takes, however few tokens there are. With 0
+this is the formula that the engine fits to its own steps. A file also says where its figures come
+from, and for which device and pool they hold.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ PRESETS: Final = resources.files("sluice_simulator") / "presets"
 
 
 class Coefficients(ContractModel):
-    """Seconds; all at least 0."""
+    """Coefficients of the formula in seconds; all at least 0."""
 
     step: float = Field(ge=0, description="Every step, whatever is in it.")
     weights: float = Field(default=0.0, ge=0, description="Reading the weights once.")
@@ -62,7 +63,8 @@ class Cost(ContractModel):
         )
 
     def _of_tokens(self, shape: StepShape) -> float:
-        """The weights, as often as they are read, or the tokens' products with them."""
+        """Seconds for reading the weights as often as the step reads them or, if longer, for the
+        tokens' products with them."""
         c = self.coefficients
         tokens, rows = shape.extend_tokens * c.token, shape.decode_rows * c.row
         if shape.passes == 1:
@@ -78,10 +80,10 @@ def preset_names() -> list[str]:
 
 
 def cost_named(name: str) -> Cost:
-    """A preset, or the cost model in the JSON file of that name.
+    """The cost model of a preset, or of the JSON file with that name.
 
     Raises:
-        UnusableFileError: neither a preset nor a readable file.
+        UnusableFileError: the name is neither a preset's nor a readable file's.
         CostError: a key that is missing, unknown, or out of range.
     """
     if name in preset_names():

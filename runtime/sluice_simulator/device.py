@@ -1,4 +1,4 @@
-"""The device of a replay: it answers a batch with tokens and seconds.
+"""The device of a replay: for each batch it returns tokens and seconds.
 
 This one has a cost model, and represents keys and values by a row's length. The next token depends
 on that length only, so chunks, retractions and steps in flight change no answer. A benchmark has a
@@ -22,18 +22,19 @@ from sluice_simulator.traces.tokens import END_OF_ANSWER, answer_id, request_num
 
 @dataclass(slots=True)
 class Row:
-    """A request while it has a row; lengths in tokens."""
+    """A request that has a row; lengths are in tokens."""
 
     request: int
     """Number of the request in the trace."""
     length: int
     last_length: int
-    """Length of the row when its answer's last token is drawn."""
+    """Length of the row when the answer's last token is sampled."""
     token: int
 
     @property
     def steps_left(self) -> int:
-        """Decode steps that do not end the answer; negative when it has ended."""
+        """Number of decode steps before the one that ends the answer; negative once it has
+        ended."""
         return self.last_length - self.length - 1
 
     def next_token(self) -> int:
@@ -41,7 +42,7 @@ class Row:
 
 
 class SimulatedRows:
-    """Applies batches to rows. Requests are named by their number in the trace."""
+    """The rows of a simulated engine; requests are known by their number in the trace."""
 
     def __init__(self, requests: Sequence[TraceRequest]) -> None:
         self._requests = requests
@@ -71,7 +72,8 @@ class SimulatedRows:
         return [row for row in self._rows.values() if row.length < row.last_length]
 
     def _row(self, index: int, length: int) -> Row:
-        """`length`: of a row whose prompt was computed elsewhere."""
+        """The row at an index. `length`: the length to give a row whose prompt was computed
+        elsewhere."""
         request = self._requests[index]
         last = request.prompt_tokens + request.output_tokens - 1
         return Row(index, length, last, answer_id(index))
@@ -87,7 +89,8 @@ class Device(Protocol):
 
     @property
     def ahead(self) -> int:
-        """Batches that are launched before the results of an earlier one are in: 1 or 0."""
+        """Number of batches that are launched before an earlier batch's results are known: 1 or
+        0."""
         ...
 
     def run(self, batch: Batch) -> tuple[SampledTokens, float]:
@@ -103,10 +106,10 @@ class Leap:
     """Numbers of the requests that got a token in every step."""
     steps: int
     first_seconds: float
-    """Time from earlier results to those of the first step; the device's and the host's part."""
+    """Time from the previous results to the first step's results, of device and host together."""
     last_seconds: float
     busy_seconds: float
-    """The device's part of all steps."""
+    """Time of all steps that the device computes."""
 
     @property
     def mean_seconds(self) -> float:
@@ -121,7 +124,7 @@ class Leaper(Protocol):
     """A device whose decode steps can be known in advance."""
 
     def foresee(self, seconds: float) -> int:
-        """Decode steps that begin within `seconds` and end no answer."""
+        """Number of decode steps that begin within `seconds` and end no answer."""
         ...
 
     def leap(self, steps: int) -> Leap:
@@ -130,7 +133,7 @@ class Leaper(Protocol):
 
 
 class SimulatedDevice:
-    """Simulates a device: lengths and a formula."""
+    """Simulated device, whose times follow from lengths by a formula."""
 
     def __init__(
         self, requests: Sequence[TraceRequest], cost: Cost, *, overlap: bool = False
@@ -154,8 +157,8 @@ class SimulatedDevice:
         most = min((row.steps_left for row in rows), default=0)
         if most < 1 or seconds == math.inf:
             return max(most, 0)
-        # The last one may begin just before the time is over, and end after it; a loop that plans
-        # ahead has planned the one after it by then.
+        # The last step may begin just before the time is over and end later. A loop that plans
+        # ahead has planned one more step by then.
         begun = bisect_left(
             range(1, most), seconds, key=lambda steps: self._leap(rows, steps).seconds
         )

@@ -1,4 +1,4 @@
-"""Errors before a simulation begins; `str()` is one line for the user."""
+"""Errors that prevent a simulation; `str()` is one line for the user."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class TraceError(SimulatorError):
 
 
 class UnusableFileError(SimulatorError):
-    """A file that is not there, or not what it should be."""
+    """A file is missing, or is not of the expected kind."""
 
 
 class CostError(SimulatorError):
-    """A cost model that cannot be used: where it is written, key, value and what is allowed."""
+    """A cost model cannot be used; names file, key, value and what is allowed."""
 
 
 class UnusableConfigError(SimulatorError):
-    """An engine configuration or an option that a simulation cannot be run with."""
+    """An engine configuration or an option with which no simulation can run."""

@@ -1,8 +1,8 @@
 """A scheduler that takes many decode steps at once, if they change nothing but lengths.
 
-Between two arrivals or ends of answers, every step is the one before with one more token in each
-row. Such a run leaves the scheduler in the same state as its single steps. All other steps are
-those of the engine's scheduler.
+Between arrivals and ends of answers, every step repeats the previous step with one more token in
+each row. Taking such steps at once leaves the scheduler in the state that single steps would. All
+other steps are the engine scheduler's own.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class FastForwardScheduler(Scheduler):
     """The engine's scheduler, and `fast_forward_decode`."""
 
     def fast_forward_decode(self, max_steps: int, now: float) -> int:
-        """Takes up to `max_steps` decode steps that change nothing but lengths; returns how many.
-        Every row repeats its last token, and the queue keeps the order that it has now."""
+        """Takes up to `max_steps` decode steps that change only lengths; returns how many it took.
+        Every row repeats its last token, and the queue keeps its present order."""
         if self._pending or self._aborting or self._deltas or self._table.prefilling:
             return 0
         running, page_size = self._table.running, self._settings.page_size
@@ -50,12 +50,12 @@ class FastForwardScheduler(Scheduler):
 def equal_steps(
     running: Collection[Request], available_pages: int, page_size: int, max_steps: int
 ) -> int:
-    """Decode steps, up to `max_steps`, after which no answer has its last token and no page has
-    been short."""
+    """Number of decode steps, up to `max_steps`, before any answer gets its last token or pages run
+    out."""
     steps = min([max_steps, *(request.remaining_tokens - 1 for request in running)])
     if steps < 1 or not running:
         return 0
-    # A row that opens its first page at once needs the most for its steps.
+    # Rows that open a page in the first step need the most pages.
     if len(running) * pages_for(steps, page_size) <= available_pages:
         return steps
     decrease = 1

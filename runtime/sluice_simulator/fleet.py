@@ -1,9 +1,10 @@
 """Several engines under one trace: pools for prefill and decode, or mixed engines.
 
-Each engine runs the engine's own scheduler and role, with a cost model as device. Pages and
-messages use simulated wires. Of each pool a few engines are drawn, and the request goes to the
-least loaded at that moment. An engine takes in messages between its steps, as the real one does.
-Every step is scheduled; the CPU's part of a step is assumed to be hidden.
+Each simulated engine runs the real scheduler and role, with a cost model as its device and
+simulated wires for pages and messages. For each request a few engines of each pool are drawn at
+random, and the least loaded of them gets it. An engine receives messages between its steps, as a
+real one does. Every step is scheduled; the CPU's work for a step is assumed to overlap with the
+device's.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ from sluice_simulator.traces.request import Trace
 from sluice_simulator.traces.tokens import END_OF_ANSWER, prompt_ids
 
 DRAWN: Final = 3
-"""Number of engines that the router draws."""
+"""Number of engines of a pool that are drawn for a request, as the router does."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Equal engines of one role; prefill and decode pools go together."""
+    """Equal engines of one role. A prefill pool needs a decode pool, and the other way round."""
 
     role: Role
     replicas: int
@@ -56,7 +57,7 @@ class Pool:
 
 
 class NoGrammars:
-    """Grammar queue that is never used: requests of a trace have no grammar."""
+    """Grammar queue that does nothing, since requests of a trace have no grammar."""
 
     def add(self, message: Generate) -> None:
         raise AssertionError("no request of a trace has a grammar")
@@ -73,7 +74,7 @@ class NoGrammars:
 
 @dataclass(frozen=True, slots=True)
 class FleetStep:
-    """A batch that was given to the device."""
+    """A batch that the device is computing."""
 
     batch: Batch
     tokens: SampledTokens
@@ -82,7 +83,7 @@ class FleetStep:
 
 
 class FleetEngine:
-    """One engine: its loop runs when a message has come or a step has ended."""
+    """One engine. Its loop runs when a message arrives or a step ends."""
 
     def __init__(
         self,
@@ -110,7 +111,8 @@ class FleetEngine:
 
     @property
     def load(self) -> float:
-        """Share of its rows that are taken, and seconds of prompts that wait."""
+        """Load for the choice of an engine: the share of its rows in use, plus the seconds that its
+        waiting prompts will take."""
         waiting = self._scheduler.status().queued_tokens * self._seconds_per_token
         return self.held_requests / self._settings.max_running_requests + waiting
 
@@ -119,7 +121,7 @@ class FleetEngine:
         self.wake()
 
     def wake(self) -> None:
-        """Runs the loop at this moment, after all other events of it."""
+        """Runs the loop after the other events of the current moment, unless a step is running."""
         if self._pending is None and not self._woken:
             self._woken = True
             self._calendar.at(self._calendar.now, self._turn)
@@ -169,7 +171,7 @@ class FleetEngine:
         self._turn()
 
     def _report(self, deltas: Sequence[TokenDelta]) -> None:
-        """Reports tokens that another engine sampled."""
+        """Records and reports tokens that another engine sampled."""
         self._record.tokens(deltas, self._calendar.now)
         for delta in deltas:
             self._on_delta(delta)
@@ -184,7 +186,7 @@ class FleetReplayed:
 
 
 class FleetReplay:
-    """One run; create a new one for each."""
+    """One run of a simulation; make a new object for each run."""
 
     def __init__(
         self, trace: Trace, pools: Sequence[Pool], network: Network, options: Options, seed: int = 0
@@ -237,8 +239,8 @@ class FleetReplay:
         return min(drawn, key=lambda engine: engine.load, default=None)
 
     def _on_delta(self, delta: TokenDelta) -> None:
-        """Releases a request's engines: the prefill engine at its first token, the other at its
-        last."""
+        """Counts a request off its engines: off the prefill engine at its first token, off the
+        other at its last."""
         engines = self._serving[delta.request_id]
         left = 0 if delta.finish_reason else 1
         while len(engines) > left:

@@ -1,7 +1,7 @@
 """Connections and wires of a simulated fleet: the ports that the engines' roles use.
 
-A message takes the latency of the network. A read of pages takes as long as its bytes take on the
-wires of both engines, which carry one read at a time.
+A message takes the network's latency. A read of pages takes the time of its bytes on the wires of
+both engines; a wire carries one read at a time.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Calendar:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Network of each engine, and between any two."""
+    """Properties of each engine's wire, and of the network between any two engines."""
 
     bytes_per_second: float
     latency_seconds: float
@@ -76,7 +76,7 @@ class HandOvers:
 
 
 class Wires:
-    """Connections between engines, which are numbered."""
+    """Connections between numbered engines."""
 
     def __init__(self, calendar: Calendar, network: Network) -> None:
         self.calendar = calendar
@@ -104,8 +104,8 @@ class Wires:
     def read(
         self, room: int, engines: tuple[int, int], pages: int, ended: Callable[[], None]
     ) -> None:
-        """Reads so many pages, and calls `ended` when their bytes have gone from one engine to the
-        other."""
+        """Reads `pages` pages over the wires of two engines, and calls `ended` when all bytes have
+        arrived."""
         size, free = pages * self.network.page_bytes, self._free_seconds
         begun = max(self.calendar.now, *(free[engine] for engine in engines))
         for engine in engines:
@@ -120,7 +120,7 @@ class Wires:
 
 
 class PrefillEnd:
-    """Prefill engine's end of the wires: see `PrefillPort`. `wake` is called when something has
+    """A prefill engine's end of the wires: see `PrefillPort`. `wake`: called when an event has
     come."""
 
     def __init__(self, wires: Wires, engine: int, wake: Callable[[], None]) -> None:
@@ -144,8 +144,8 @@ class PrefillEnd:
     def hold(self, room: int, peer: int) -> None:
         self._held.hold(room, peer)
 
-    def let_go(self, room: int) -> None:
-        self._held.let_go(room)
+    def release_hold(self, room: int) -> None:
+        self._held.release_hold(room)
 
     def deliver(self, event: FromDecode) -> None:
         message = event.message
@@ -204,7 +204,7 @@ class PagesEnd:
         self._wires.read(read.room, engines, len(read.page_ids), lambda: self._ended(read.number))
 
     def cancel(self, room: int) -> None:
-        """Does nothing: what was submitted is read."""
+        """Does nothing: submitted reads are always made."""
 
     def finished(self) -> list[PagesRead]:
         read, self._read = self._read, []

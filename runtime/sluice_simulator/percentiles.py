@@ -20,7 +20,7 @@ class Spread:
 
 
 def spread(values: Sequence[float], counts: Sequence[int] | None = None) -> Spread:
-    """Spread of `values`, each with its number of occurrences in `counts` (1, if absent)."""
+    """Spread of `values`. `counts`: number of occurrences of each value; None: 1 each."""
     weighted = sorted(zip(values, counts or [1] * len(values), strict=True))
     total = sum(count for _, count in weighted)
     if not total:
@@ -33,7 +33,7 @@ def spread(values: Sequence[float], counts: Sequence[int] | None = None) -> Spre
 def at_shares(
     weighted: Sequence[tuple[float, int]], total: int, shares: Iterable[float]
 ) -> list[float]:
-    """Smallest value for each of the rising `shares` that this share of all does not
+    """For each of the ascending `shares`, the smallest value that this share of all values does not
     exceed."""
     values, seen, index = [], 0, -1
     for share in shares:
@@ -45,6 +45,6 @@ def at_shares(
 
 
 def percentiles(values: Sequence[float], shares: Sequence[float]) -> list[float]:
-    """Percentiles of values that occur once each; there is at least one."""
+    """Percentiles of values that occur once each; at least one value is required."""
     ordered = sorted(values)
     return [ordered[max(0, math.ceil(share * len(ordered)) - 1)] for share in shares]

@@ -1,4 +1,4 @@
-"""A picture of one or more runs: latencies as distributions, the engine over time.
+"""Draws one or more runs: latencies as distributions, and the engine's state over time.
 
 The only module that needs matplotlib, and only when it is called.
 """
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 SUFFIXES: Final = (".png", ".svg")
 DISTINCT_COLOURS: Final = 10
-"""Number of colours in matplotlib's own cycle; the one for more has 20."""
+"""Number of colours in matplotlib's default cycle; more runs use a cycle of 20."""
 NARROWEST: Final = 1.2
 WIDEST: Final = 4.5
-"""Width of lines in points: of the last run's, and about of the first of several."""
+"""Widths of lines in points: NARROWEST for the last run, about WIDEST for the first of several."""
 MAX_POINTS: Final = 400
-"""Maximum points of a curve: more cannot be seen, and make an SVG heavy."""
+"""Most points of a curve: more are not visible, and make an SVG large."""
 
 
 def check_plot(path: Path) -> None:
     """Checks the path of a picture before anything is simulated.
 
     Raises:
-        UnusableConfigError: a suffix that is not drawn, a place where no file can be made, or
-            matplotlib is not installed.
+        UnusableConfigError: the suffix is not supported, no file can be made there, or matplotlib
+            is not installed.
     """
     if path.suffix not in SUFFIXES:
         allowed = " or ".join(SUFFIXES)
@@ -52,7 +52,7 @@ def check_plot(path: Path) -> None:
 
 
 def draw(path: Path, title: str, runs: Mapping[str, Record]) -> None:
-    """Writes the picture: one colour a run."""
+    """Writes the picture, with one colour for each run."""
     from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -65,7 +65,8 @@ def draw(path: Path, title: str, runs: Mapping[str, Record]) -> None:
         for axes in (ttft, itl, usage, requests):
             axes.set_prop_cycle(color=colormaps["tab20"].colors)  # type: ignore[attr-defined]
     for number, (name, record) in enumerate(runs.items(), start=1):
-        # Of runs that are alike the first shows on both sides of the last.
+        # Lines get narrower, so that of similar runs the first is visible on both sides of the
+        # last.
         width = NARROWEST + (WIDEST - NARROWEST) * (1 - number / len(runs))
         _distribution(ttft, name, width, *_ttft(record))
         _distribution(itl, name, width, record.gaps.values, record.gaps.counts)
@@ -120,7 +121,7 @@ def _finish_distribution(axes: Axes, label: str, share: str) -> None:
 
 
 def _short(value: float, _position: float) -> str:
-    """A tick's label, so short that neighbours do not touch."""
+    """A tick's label, short enough not to touch its neighbours."""
     return f"{value / 1000:g}k" if value >= 1000 else f"{value:g}"
 
 

@@ -1,6 +1,7 @@
-"""Record of a simulation: a timeline for each request, gaps between tokens, the pool over time.
+"""Record of a simulation: a timeline for each request, the gaps between tokens, and samples of the
+KV pool.
 
-Collects; decides and prints nothing.
+It only collects; it makes no decision and prints nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from sluice_simulator.traces.tokens import request_number
 
 @dataclass(slots=True)
 class Timeline:
-    """Times of one request on the trace's clock; None while the event has not happened."""
+    """Times of one request on the trace's clock; None until the event happens."""
 
     request: TraceRequest
     started_seconds: float | None = None
@@ -33,7 +34,7 @@ class Timeline:
 
 @dataclass(slots=True)
 class Weighted:
-    """Values with their number of occurrences; equal neighbours are one entry."""
+    """Values with counts; consecutive equal values share an entry."""
 
     values: list[float] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
@@ -57,7 +58,7 @@ class Sample:
 
 
 class Record:
-    """Record that the engine fills after every step, or after several that were taken at once."""
+    """Record of a run, extended after every step, or after a leap over several steps."""
 
     def __init__(self, requests: Sequence[TraceRequest], sample_seconds: float) -> None:
         self.timelines = [Timeline(request) for request in requests]
@@ -77,8 +78,7 @@ class Record:
         seconds: float,
         ended: float,
     ) -> None:
-        """Records a step that was planned at one time, ended at another, and took the device
-        `seconds`."""
+        """Records a step with its times of planning and end; it took the device `seconds`."""
         if batch.added_rows:
             self._start(batch, planned)
         self.tokens(outcomes, ended)
@@ -86,7 +86,7 @@ class Record:
         self.ended_seconds = ended
 
     def tokens(self, outcomes: Iterable[TokenDelta], ended: float) -> None:
-        """Records tokens and ends that clients get at `ended`."""
+        """Records tokens and ends of answers that reach clients at `ended`."""
         for outcome in outcomes:
             timeline = self.timelines[int(outcome.request_id)]
             if outcome.token_ids:
@@ -97,7 +97,7 @@ class Record:
                 self._ended_requests += 1
 
     def leap(self, leap: Leap, ended: float) -> None:
-        """Records decode steps taken at once, the last of which ended at `ended`."""
+        """Records a leap over decode steps, the last of which ended at `ended`."""
         first_token = ended - leap.seconds + leap.first_seconds
         for index in leap.requests:
             timeline = self.timelines[index]
@@ -119,7 +119,7 @@ class Record:
         return self._next_sample
 
     def sample(self, status: Status, now: float) -> None:
-        """Samples the state at `now`; the next sample is an interval later."""
+        """Samples the state at `now`; the next sample is due an interval later."""
         self.samples.append(
             Sample(now, status.usage_ratio, status.running_requests, status.queued_requests)
         )

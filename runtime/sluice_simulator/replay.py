@@ -1,7 +1,8 @@
 """One engine under a trace: the engine's loop, with a cost model as device and a clock that jumps.
 
-Exact: every step is scheduled. Fleet (with a `Leaper`): a run of decode steps that changes nothing
-but lengths is taken at once, so that a simulation costs what its events cost.
+In exact mode every step is scheduled. In fleet mode (with a `Leaper`), consecutive decode steps
+that change only lengths are one leap, so that a simulation's time depends on its events rather than
+its steps.
 """
 
 from __future__ import annotations
@@ -25,22 +26,24 @@ from sluice_simulator.traces.tokens import END_OF_ANSWER, prompt_ids
 GREEDY: Final = Sampling(temperature=0.0)
 LEAST_LEAP: Final = 2
 LEAST_OVERLAPPED_LEAP: Final = 6
-"""Minimum steps of a leap with overlap: the step in flight ends first, and nothing runs while the
-next one is planned."""
+"""Fewest steps for which a leap is worthwhile with overlap: before the leap the step in flight must
+end, so that nothing runs while the next one is planned."""
 MAX_BESIDE_QUEUE: Final = 32
-"""Maximum decode steps before a queue is put in order again: the order may depend on the time."""
+"""Most decode steps of a leap while requests wait: the queue must then be sorted again, since its
+order may depend on the time."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a simulation; only `static` changes what the engine would do."""
+    """Options of a simulation. Only `static` makes the simulated engine differ from a real one."""
 
     max_tokens: int = 2048
-    """The max_tokens of requests; a longer answer of the trace is requested at its length."""
+    """The max_tokens of requests, or the length of the trace's answer if that is greater."""
     sample_seconds: float = 1.0
     """Time between two samples of the pool."""
     static: bool = False
-    """The baseline: a batch is filled once, and the next one begins when all of it has ended."""
+    """Static batching, as a baseline: a batch is filled once, and the next one begins when all its
+    answers have ended."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class ReplayedStep:
-    """A batch that was given to the device."""
+    """A batch that the device is computing."""
 
     batch: Batch
     tokens: SampledTokens
@@ -63,7 +66,7 @@ class ReplayedStep:
 
 
 class Replay:
-    """One run; create a new one for each."""
+    """One run of a simulation; make a new object for each run."""
 
     def __init__(
         self,
@@ -100,7 +103,7 @@ class Replay:
                 return Replayed(self._record, self._scheduler.status())
 
     def _arrive(self) -> None:
-        """Adds the requests that have arrived; a static batch gets them only while it is empty."""
+        """Adds requests that have arrived; with static batching, only once the batch has ended."""
         first, most = self._arrived, self._most_at_once
         if most is not None and self._record.open_requests(first):
             return
@@ -123,7 +126,7 @@ class Replay:
             self._arrived += 1
 
     def _plan(self) -> Batch | None:
-        """The next batch; the device begins with it once the previous one has ended."""
+        """Schedules the next batch, which the device begins once the previous one has ended."""
         planned = self._now
         if (batch := self._scheduler.next_batch(planned)) is None:
             return None
@@ -135,7 +138,8 @@ class Replay:
         return batch
 
     def _land(self) -> None:
-        """Takes in the oldest batch in flight, and decode steps that follow if it only decoded."""
+        """Processes the oldest batch in flight. If that batch only decoded, leaps over the decode
+        steps that follow."""
         pending = self._pending.popleft()
         self._now = max(self._now, pending.ended_seconds)
         outcomes = self._scheduler.process(pending.batch, pending.tokens, self._now).deltas
@@ -148,8 +152,8 @@ class Replay:
             self._record.sample(self._scheduler.status(), self._now)
 
     def _leap(self, leaper: Leaper) -> None:
-        """Takes steps at once as long as nothing happens: no arrival, no end of an answer, no
-        sample, no shortage."""
+        """Leaps over the decode steps before the next event: an arrival, the end of an answer, a
+        sample or a shortage of pages."""
         least = LEAST_OVERLAPPED_LEAP if self._pending else LEAST_LEAP
         if (most := self._max_steps(leaper)) < least:
             return
@@ -162,7 +166,7 @@ class Replay:
             self._free_seconds = ended = self._now + leap.seconds
             self._record.leap(leap, ended)
             if self._device.ahead:
-                # The next step was planned when the last one began.
+                # With overlap the next step was planned when the last one began.
                 self._now = self._free_seconds - leap.last_seconds
                 self._arrive()
                 self._plan()

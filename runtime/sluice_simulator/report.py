@@ -1,4 +1,4 @@
-"""Result of a simulation: one frozen summary, from the record of a run."""
+"""Summarises the record of a simulation's run."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ from sluice_simulator.record import Record, Timeline
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Seconds, tokens and requests of one run. Spreads are over requests; `itl` over gaps."""
+    """Figures of one run. Spreads are over requests, except `itl`, which is over the gaps between
+    tokens."""
 
     ttft: Spread
     itl: Spread
     e2e: Spread
     queued: Spread
-    """Time from arrival to the first step."""
+    """Time from a request's arrival to its first step."""
     urgent_ttft: Spread
     """TTFT of requests with a priority above 0."""
     small_tenants_ttft: Spread
-    """TTFT of requests that do not have the busiest routing key; empty where there is one key."""
+    """TTFT of requests outside the routing key with the most requests; empty if all have one
+    key."""
     finished: int
     failed: int
-    """Number of requests that were refused or ended with an error."""
+    """Number of requests that were refused or failed."""
     first_error: str | None
     seconds: float
     """Time from the start of the trace to the last token."""
@@ -60,7 +62,7 @@ class Summary:
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values, including the rates."""
+        """The figures as plain values, with the rates."""
         return asdict(self) | {
             "output_rate": self.output_rate,
             "input_rate": self.input_rate,
@@ -69,7 +71,7 @@ class Summary:
 
 
 def summarise(record: Record, status: Status) -> Summary:
-    """Summary of a run; `status` is the scheduler's at the end."""
+    """Summary of a run. `status`: the scheduler's, at the end of the run."""
     served = [line for line in record.timelines if line.error is None and line.tokens]
     usage = [sample.usage_ratio for sample in record.samples] or [0.0]
     running = [sample.running for sample in record.samples] or [0]

@@ -1,4 +1,4 @@
-"""A summary as a person reads it in a terminal: one run in full, several side by side."""
+"""Summaries as text for a terminal: one run in full, several runs side by side."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sluice_simulator.traces.request import Trace
 
 
 def duration(seconds: float) -> str:
-    """Time with three digits, in a unit that suits them."""
+    """A time with three digits, in a fitting unit."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} us"
     if seconds < 1.0:
@@ -30,7 +30,7 @@ def shown(times: Spread, seconds: float) -> str:
 
 
 def number(value: float) -> str:
-    """A whole number with thousands, or millions to three digits."""
+    """A whole number with separators of thousands; millions with three digits."""
     return f"{value / 1e6:.3g} M" if value >= 1e7 else f"{value:,.0f}"
 
 
@@ -128,8 +128,8 @@ SMALL_TENANTS: Final[Columns] = (
 
 
 def comparison(first_column: str, runs: Mapping[str, Summary]) -> str:
-    """Failures, then a row for each run; urgent requests and small tenants have columns where there
-    are any."""
+    """Failures, then a table with a row for each run; with columns for urgent requests and small
+    tenants if there are any."""
     columns = [*COLUMNS]
     columns += URGENT if any(run.urgent_ttft.count for run in runs.values()) else ()
     columns += SMALL_TENANTS if any(run.small_tenants_ttft.count for run in runs.values()) else ()
@@ -140,7 +140,7 @@ def comparison(first_column: str, runs: Mapping[str, Summary]) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Table with columns as wide as their widest cell: the first to the left, the others to the
+    """Table with columns as wide as their widest cell; the first is aligned left, the others
     right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(

@@ -163,7 +163,7 @@ HANDOVER_MUTATIONS: Final = (
     Mutation(
         "prefill: a room that has ended is attested",
         "prefill_role",
-        "        self._port.let_go(room.number)\n",
+        "        self._port.release_hold(room.number)\n",
         "",
         ROLES,
         package="handover",

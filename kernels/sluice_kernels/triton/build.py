@@ -1,9 +1,9 @@
 """Compiles the GPU kernels ahead: `python -m sluice_kernels.triton.build [FOLDER] [-a 80 90 100]`.
 
-For the shapes of common models; needs no GPU, no compiler but Triton's, and about ten seconds an
-architecture. FOLDER is where engines look, beside this file, unless an image is made elsewhere.
-What is not there an engine compiles itself when it starts, in about a second a program, into the
-folder that TRITON_CACHE_DIR names.
+Covers the shapes of common models. Needs no GPU and no compiler but Triton's; takes about ten
+seconds for each architecture. By default FOLDER is where engines look, next to this file. An engine
+compiles programs that are not in it at its start, in about a second each; TRITON_CACHE_DIR names
+the folder for those.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from sluice_kernels.triton.calls import Program
 from sluice_kernels.triton.cubins import BUILT, write_folder
 
 ARCHITECTURES: Final = (75, 80, 90, 100)
-"""Compute capabilities: T4, A100 and what is like it up to 8.9, H100 and H200, B200."""
+"""Compute capabilities: T4; A100 and its generation up to 8.9; H100 and H200; B200."""
 DTYPES: Final = (torch.bfloat16, torch.float16)
 HEAD_DIMS: Final = (64, 128)
 
 
 def programs() -> Iterator[Program]:
-    """Programs of every shape that an image has. Tensors have no data: only their types matter."""
+    """Programs to compile for an image, one for each shape. Their tensors have no data, since only
+    types matter."""
     for ids in (torch.int64, torch.int32):
         for dtype, dim, normed in itertools.product(DTYPES, HEAD_DIMS, (True, False)):
             yield rotary(dtype, dim, normed, ids)
-    for vocabulary in (16, 1):  # a multiple of 16, and none
+    for vocabulary in (16, 1):  # a multiple of 16, and a number that is not one
         yield sampling(torch.float32, vocabulary)
 
 

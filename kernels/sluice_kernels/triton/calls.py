@@ -1,7 +1,7 @@
 """Kernel launches: a kernel, its grid, its arguments. Pure: neither Triton nor a GPU is needed.
 
-The same value is run by the interpreter in tests, compiled for an architecture, and launched. Which
-program serves a call follows from the types of its arguments and from what is compiled in.
+One `Call` can be run by the interpreter in tests, compiled for an architecture, or launched. The
+types of its arguments and its constants determine the program that serves it.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class Call:
 
     kernel: str
     grid: tuple[int, int]
-    """Both at least 1, or there is nothing to launch."""
+    """Grid sizes; if one is 0, there is nothing to launch."""
     arguments: Mapping[str, Tensor | Value]
     """Arguments in the order of the kernel's parameters."""
     constants: Mapping[str, Constant]
-    """Compiled in."""
+    """Parameters whose values are compiled into the program."""
     warps: int
     multiples: tuple[str, ...]
     """Addresses and integers that are multiples of 16: programs read and write 16 bytes at once."""

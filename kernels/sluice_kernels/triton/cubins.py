@@ -1,7 +1,8 @@
-"""Programs as machine code: compiled by Triton without a GPU, kept in a folder, found again.
+"""Triton programs as machine code (cubins): compiles them without a GPU, and stores and finds them
+in a folder.
 
-A folder holds `manifest.json`, which names each cubin and the shared memory it takes; a name tells
-the program and the sources it was made from, so that an older one is not found. Knows no driver.
+The folder's `manifest.json` names each cubin and the shared memory that it takes. The name includes
+a hash of the sources, so that a cubin of older sources is not found. Knows no driver.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from sluice_kernels.triton.calls import Program
 
 SOURCES: Final = Path(__file__).with_name("kernels.py")
 BUILT: Final = Path(__file__).with_name("built")
-"""Where an image keeps those that were compiled ahead."""
+"""Folder of the precompiled cubins in an image."""
 MANIFEST: Final = "manifest.json"
 WARP_THREADS: Final = 32
 
@@ -67,7 +68,7 @@ def file_name(program: Program, architecture: int) -> str:
 
 
 class CubinFolder:
-    """Programs that were compiled ahead; none without the folder."""
+    """Cubins of a folder; if it does not exist, there are none."""
 
     def __init__(self, folder: Path = BUILT) -> None:
         self._folder = folder
@@ -77,7 +78,8 @@ class CubinFolder:
         self._shared_bytes: dict[str, int] = content.get("cubins", {})
 
     def find(self, program: Program, architecture: int) -> Cubin | None:
-        """Cubin for this architecture, or for one whose code it runs."""
+        """The program's cubin for this architecture, or for another architecture whose code also
+        runs on this one; None: there is none."""
         if (built := built_for(architecture, self.architectures)) is None:
             return None
         name = file_name(program, built)
@@ -87,7 +89,8 @@ class CubinFolder:
 
 
 def write_folder(folder: Path, programs: Iterable[Program], architectures: Iterable[int]) -> int:
-    """Compiles all programs for all architectures; the manifest comes last. How many there are."""
+    """Compiles all programs for all architectures, then writes the manifest; returns the number of
+    cubins."""
     folder.mkdir(parents=True, exist_ok=True)
     wanted, kept = sorted(set(architectures)), {}
     every = list(programs)

@@ -1,4 +1,4 @@
-"""Loads cubins and launches them through the CUDA driver, whose interface is stable. No compiler.
+"""Loads cubins and launches them through the CUDA driver, whose interface is stable.
 
 Triton's own launcher is C code that it compiles where it runs; this one needs `libcuda.so.1` alone,
 which every machine with a GPU has. Parameters are handed over as Triton's ahead-of-time tool does:
@@ -29,21 +29,22 @@ class CudaDriverError(RuntimeError):
 
 
 class CudaDriver:
-    """Calls of the CUDA driver, in threads that have a context: making a tensor gives one."""
+    """Calls of the CUDA driver. The calling thread must have a CUDA context, which it gets by
+    making a tensor."""
 
     def __init__(self, library: Any = None) -> None:
         """`library` stands in for the real one in tests."""
         self._library = library if library is not None else ctypes.CDLL(LIBRARY)
 
     def load(self, cubin: Cubin, kernel: str) -> ctypes.c_void_p:
-        """A function that can be launched as long as the process lives."""
+        """Loads a cubin; the returned function stays launchable until the process ends."""
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cuModuleLoadData", ctypes.byref(module), cubin.code)
         self._call("cuModuleGetFunction", ctypes.byref(function), module, kernel.encode())
         return function
 
     def launch(self, function: ctypes.c_void_p, call: Call, shared_bytes: int, stream: int) -> None:
-        """Returns at once. stream: the address of a CUDA stream."""
+        """Queues the kernel and returns at once. stream: the address of a CUDA stream."""
         parameters = [*_parameters(call), *(ctypes.c_void_p(),) * 2]
         addresses = (ctypes.c_void_p * len(parameters))(*map(ctypes.addressof, parameters))
         self._call(
@@ -84,7 +85,7 @@ def _parameters(call: Call) -> Iterator[ctypes._SimpleCData[Any]]:
 class Launcher:
     """Launches calls on GPUs of one architecture, each program loaded when it is first needed.
 
-    To be used before a graph is captured: loading is no part of a graph.
+    Launch each program once before a graph is captured: loading cannot be captured.
     """
 
     def __init__(self, driver: CudaDriver, architecture: int, folder: CubinFolder) -> None:
@@ -95,7 +96,7 @@ class Launcher:
         self._loaded: dict[Program, tuple[ctypes.c_void_p, int]] = {}
 
     def launch(self, call: Call, stream: int) -> None:
-        """Does not wait for it."""
+        """Launches a call on a CUDA stream, without waiting for its end."""
         program = call.program()
         if (found := self._loaded.get(program)) is None:
             found = self._loaded[program] = self._load(program)
@@ -103,7 +104,7 @@ class Launcher:
         self._driver.launch(function, call, shared_bytes, stream)
 
     def missing(self, programs: Iterable[Program]) -> list[Program]:
-        """Programs that were not compiled ahead, each of which takes about a second at start."""
+        """Programs that the folder lacks; compiling one at start takes about a second."""
         return [one for one in programs if self._folder.find(one, self._architecture) is None]
 
     def _load(self, program: Program) -> tuple[ctypes.c_void_p, int]:

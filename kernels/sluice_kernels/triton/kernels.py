@@ -1,7 +1,7 @@
-"""The programs. The only module here that needs Triton when it is imported.
+"""The Triton programs. Only this module of the package imports Triton at once.
 
-Arguments in capitals and `None` are compiled in. All addresses are computed in 64 bits: a pool is
-larger than 2^31 elements.
+Arguments in capitals, and arguments that are `None`, are compiled in. All addresses are computed in
+64 bits, because a pool may have more than 2^31 elements.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def rotate_and_store(  # type: ignore[no-untyped-def]
     PAIRS: tl.constexpr,  # noqa: N803
     HEADS: tl.constexpr,  # noqa: N803
 ):
-    """One token and HEADS of its heads; PAIRS is the power of two that holds half of DIM."""
+    """Program for one token and HEADS of its heads. PAIRS: the smallest power of two from DIM / 2
+    on."""
     half: tl.constexpr = DIM // 2
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
@@ -76,7 +77,7 @@ def sample_rows(  # type: ignore[no-untyped-def]
     vocabulary,
     BLOCK: tl.constexpr,  # noqa: N803
 ):
-    """One row, of which every pass reads BLOCK logits at a time."""
+    """Program for one row; every pass over it reads BLOCK logits at a time."""
     row = tl.program_id(0)
     own = logits + row.to(tl.int64) * vocabulary
     column, rows = parameters + row, tl.num_programs(0)
@@ -86,7 +87,7 @@ def sample_rows(  # type: ignore[no-untyped-def]
     where = tl.full([BLOCK], 0, tl.int32)
     for begin in range(0, vocabulary, BLOCK):
         x, token = _block(own, begin, vocabulary, BLOCK)
-        larger = (x > best) | (x != x)  # what is not a number stays
+        larger = (x > best) | (x != x)  # a NaN stays
         where = tl.where(larger, token, where)
         best = tl.where(larger, x, best)
         least = tl.where((x < least) & (x > float("-inf")), x, least)
@@ -95,7 +96,7 @@ def sample_rows(  # type: ignore[no-untyped-def]
     strange = tl.max((best != best).to(tl.int32), 0)
     distributed = (strange == 0) & (tl.abs(peak) < float("inf"))
     if distributed & (temperature > 0):
-        scale = 1.4426950408889634 / temperature  # of powers of two
+        scale = 1.4426950408889634 / temperature  # for powers of two instead of e
         lowest = tl.min(least, 0)
         top_p, min_p = tl.load(column + 2 * rows), tl.load(column + 3 * rows).to(tl.float32)
         top_k = tl.load(column + 4 * rows).to(tl.int32)
@@ -105,7 +106,7 @@ def sample_rows(  # type: ignore[no-untyped-def]
         if top_p < 1:
             mass = _held(own, vocabulary, lowest, peak, scale, BLOCK)
             if top_k > 0:
-                # Of tokens equal to the last of the top_k, only those count that it has room for.
+                # Among tokens equal to the last of the top_k, only as many count as top_k allows.
                 beyond = tl.maximum(_held(own, vocabulary, lowest, peak, None, BLOCK) - top_k, 0)
                 mass -= beyond * _weights(lowest, peak, scale)
             lowest = _least_kept(own, vocabulary, lowest, peak, scale, top_p * mass, BLOCK)
@@ -118,7 +119,8 @@ def sample_rows(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _block(own, begin, vocabulary, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
-    """Logits of BLOCK tokens, -inf behind the last, and the tokens."""
+    """Logits of BLOCK tokens from `begin` on, -inf after the vocabulary's end, and the tokens'
+    ids."""
     token = begin + tl.arange(0, BLOCK)
     x = tl.load(own + token, mask=token < vocabulary, other=float("-inf"))
     return x.to(tl.float32), token
@@ -126,13 +128,14 @@ def _block(own, begin, vocabulary, BLOCK: tl.constexpr):  # type: ignore[no-unty
 
 @triton.jit
 def _weights(x, peak, scale):  # type: ignore[no-untyped-def]
-    """Relative to the most probable token's; without a scale tokens are counted."""
+    """Weights of logits x, relative to the most probable token's; with scale None each token weighs
+    1."""
     return tl.full(x.shape, 1.0, tl.float32) if scale is None else tl.exp2((x - peak) * scale)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _held(own, vocabulary, lowest, peak, scale, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
-    """Weight of the logits from `lowest` on."""
+    """Sum of the weights of all logits that are at least `lowest`."""
     held = tl.full([BLOCK], 0, tl.float32)
     for begin in range(0, vocabulary, BLOCK):
         held += _kept(own, begin, vocabulary, lowest, peak, scale, BLOCK)
@@ -149,10 +152,11 @@ def _least_kept(  # type: ignore[no-untyped-def]
     wanted,
     BLOCK: tl.constexpr,  # noqa: N803
 ):
-    """The largest of the row's logits from which on they weigh `wanted`; `low` if they never do.
+    """The largest logit of the row such that it and all larger ones weigh at least `wanted`; `low`
+    if there is none.
 
-    It is one of the row's between `low` and `high`. Each pass halves what is between them and moves
-    the end to the next logit there is, so that those of 16-bit models take about eight.
+    The search keeps it between `low` and `high`. Each pass halves that interval and moves its end
+    to the nearest logit of the row, so that a 16-bit model takes about eight passes.
     """
     high = peak
     while low < high:
@@ -197,7 +201,7 @@ def _drawn(  # type: ignore[no-untyped-def]
         mass = tl.sum(_kept(own, begin, vocabulary, lowest, peak, scale, BLOCK), 0)
     weights = _kept(own, begin, vocabulary, lowest, peak, scale, BLOCK)
     token = begin + tl.arange(0, BLOCK)
-    # Rounding must not choose a token that was left out, nor none.
+    # Despite rounding, exactly one token must be chosen, and none that was left out.
     end = tl.max(tl.where(weights > 0, token, 0), 0)
     found = (weights > 0) & (tl.cumsum(weights.to(tl.float64), 0) > left)
     return tl.min(tl.where(found, token, end), 0)
@@ -213,6 +217,6 @@ def _kept(  # type: ignore[no-untyped-def]
     scale,
     BLOCK: tl.constexpr,  # noqa: N803
 ):
-    """Weights of BLOCK tokens, 0 for those that are left out."""
+    """Weights of BLOCK tokens; 0 for tokens that are left out."""
     x, _ = _block(own, begin, vocabulary, BLOCK)
     return tl.where(x >= lowest, _weights(x, peak, scale), 0.0)

@@ -1,7 +1,7 @@
-"""The kernels as torch operators, which graphs capture and fake tensors pass through.
+"""Triton's kernels as torch operators, which work in captured graphs and with fake tensors.
 
-On tensors of an NVIDIA GPU only. Importing this registers them; Triton itself is imported when a
-program has to be compiled. Contracts in `sluice_kernels.reference`.
+They take tensors of an NVIDIA GPU only. Importing this module registers them; Triton itself is
+imported only when a program has to be compiled. `sluice_kernels.reference` documents each kernel.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ def _sample_rows(logits: Tensor, parameters: Tensor) -> Tensor:
 
 
 def _register(schema: str, launch: Callable[..., object], fake: Callable[..., object]) -> None:
-    """fake: says of tensors without data what comes out."""
+    """Registers an operator. fake: computes the result's shape and type for tensors without
+    data."""
     name = f"sluice_triton::{schema.partition('(')[0]}"
     torch.library.define(name, schema.removeprefix(schema.partition("(")[0]))
     torch.library.impl(name, "CUDA")(launch)

@@ -1,2 +1,2 @@
-"""Contract about a cluster's objects of a service: labels, ports, metrics, the router's file, exit
-messages."""
+"""Contract about the objects of a service in a cluster: labels, ports, metrics, the router's file,
+termination messages."""

@@ -42,4 +42,4 @@ class Role(StrEnum):
 
 ROUTER_ROLE: Final = "router"
 FETCH_ROLE: Final = "fetch"
-"""Role of pods that bring a model."""
+"""Role of pods that download a model."""

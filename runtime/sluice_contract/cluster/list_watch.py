@@ -1,7 +1,7 @@
-"""Follows one kind of object of the API server: lists it, then watches from there, for ever.
+"""Follows one kind of object of the API server: lists the objects, then watches them, for ever.
 
-Transport, clock, chance and what is done with the objects are passed in. A failure takes nothing
-away: the watch continues from its last version, or, after some failures, from a new list.
+Transport, clock, random numbers and the objects' handler are passed in. A failure loses nothing:
+the watch continues from its last version or, after some failures, from a new list.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from http import HTTPStatus
 from typing import Any, Final, Protocol
 
 SILENCE_SECONDS: Final = 70.0
-"""Bookmarks come about once a minute: a transport ends a watch that is silent for longer."""
+"""Silence after which a transport ends a watch; bookmarks come about once a minute."""
 WATCH_SECONDS: Final = 300
 """Seconds after which the API server ends a watch; the next one continues from there."""
 SHORTEST_WATCH_SECONDS: Final = 1.0
 """A watch that ends sooner, without an event, counts as refused."""
 RESYNC_SECONDS: Final = 400.0
-"""A new list is due after once to twice as long. A watch from a version that the API server has
-not reached, as after a restored backup, is open and silent."""
+"""Shortest time between lists; the longest is twice that. A new list is needed even without
+failures: after a restored backup, a watch from a version that the API server has not reached is
+silent."""
 FAILURES_BEFORE_LIST: Final = 3
-"""Failures after which the version itself, or the event after it, may be the cause."""
+"""Failures in a row after which a new list is made: the version, or the event after it, may be the
+cause."""
 FIRST_PAUSE_SECONDS: Final = 0.2
 LONGEST_PAUSE_SECONDS: Final = 15.0
 LONGEST_RETRY_AFTER_SECONDS: Final = 60.0
@@ -40,11 +42,11 @@ class RefusedError(Exception):
 
 
 class BrokenWatchError(Exception):
-    """A watch was cut off, brought what is no event, or ended as soon as it had begun."""
+    """A watch was cut off, sent something other than an event, or ended right after its start."""
 
 
 class Followed(Protocol):
-    """One kind of object: how it is asked for, and what is done with it."""
+    """One kind of object: how to request it, and what to do with it."""
 
     async def list(self) -> str:
         """Takes over all objects; returns their version."""
@@ -59,16 +61,17 @@ class Followed(Protocol):
         ...
 
     def failed(self, error: Exception, failures: int) -> None:
-        """Reports the error; `failures`: how many with its status, or without, there were in a row
-        since a watch has lasted."""
+        """Reports the error. `failures`: failures in a row with the same status, or all without
+        one, since the last watch that lasted."""
         ...
 
 
 class ListWatch:
-    """Keeps `followed` up to date. Its requests raise RefusedError, or one of `away` while the API
-    server does not answer; these may have `retry_after_seconds`. `draw` is uniform in [0, 1).
-    `longest_forbidden_seconds`: the longest pause where a right is missing. The first ones are
-    short, as API servers forbid everything for a moment after their start."""
+    """Keeps `followed` up to date. Its requests raise RefusedError if the API server refuses, or
+    one of the `away` exceptions if it does not answer; the exception may have
+    `retry_after_seconds`. `draw`: uniform in [0, 1). `longest_forbidden_seconds`: longest pause
+    after a 403. The first pauses are short, because API servers forbid everything for a moment
+    after their start."""
 
     def __init__(
         self,
@@ -98,7 +101,8 @@ class ListWatch:
                 await self._pause(error)
 
     async def _listed(self) -> str:
-        """The version to watch from. A list that was only due is not tried again at once."""
+        """The version to watch from, from a new list if one is due. A due list that fails is not
+        repeated at once."""
         now = self._monotonic()
         if self._version is None or now >= self._list_at:
             self._list_at = now + RESYNC_SECONDS * (1 + self._draw())
@@ -137,7 +141,7 @@ class ListWatch:
     def _take(self, change: str, item: dict[str, Any]) -> None:
         try:
             self._followed.take(change, item)
-        except self._errors as error:  # nothing was asked of the API server: this is a defect
+        except self._errors as error:  # no request was made here, so this is a defect of ours
             raise RuntimeError(f"an event of a watch was not taken over: {error!r}") from error
 
     async def _pause(self, error: Exception) -> None:
@@ -148,7 +152,7 @@ class ListWatch:
         self._failures += 1
         self._failures_alike = self._failures_alike + 1 if status == self._last_status else 1
         self._last_status = status
-        is_forbidden = status == HTTPStatus.FORBIDDEN  # a list may be all that is allowed
+        is_forbidden = status == HTTPStatus.FORBIDDEN  # a list may still be allowed
         is_list_due = self._failures % FAILURES_BEFORE_LIST == 0
         if is_forbidden or is_list_due or status == HTTPStatus.GONE:
             self._version = None
@@ -164,8 +168,8 @@ def _event(line: bytes) -> tuple[str, dict[str, Any], str]:
     """Change, object and version of one line of a watch.
 
     Raises:
-        RefusedError: it is an error of the API server.
-        BrokenWatchError: it was cut off, or is no event.
+        RefusedError: the line is an error of the API server.
+        BrokenWatchError: the line was cut off, or is not an event.
     """
     try:
         event = json.loads(line)

@@ -11,14 +11,14 @@ MAX_BYTES = 4096
 """Kubernetes' limit for one container's termination message."""
 
 EXIT_REFUSED = 2
-"""Exit code of a process that says that starting it again does not help."""
+"""Exit code of a process for which a restart does not help."""
 
 MODEL_RESOLVED = "ModelResolved"
 """The fetcher's reason once a revision is resolved; the message is a `ResolvedModel` as JSON."""
 MODEL_FETCHED = "ModelFetched"
 """The fetcher's reason once a commit is complete; the message is the commit."""
 TOKEN_MISSING = "TokenMissing"  # noqa: S105
-"""The fetcher's reason where the file of the hub's token is not there."""
+"""The fetcher's reason if the file with the hub's token is missing."""
 
 
 class TerminationMessage(ContractModel):

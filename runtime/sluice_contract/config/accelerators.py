@@ -1,13 +1,12 @@
 """The accelerator table: what memory a product has, and which sizes suit that memory.
 
-The operator finds the product, this table says what follows from it.
+The operator finds the product; this table gives its sizes.
 
 Sources. Chunk, graphs and reserved memory by tier of memory: SGLang 0.5.x, `server_args.py`
 (`_handle_gpu_memory_settings`, generalised in its pull request 10975). Requests at once: no fewer
-than vLLM 0.11's 256 (`arg_utils.py`, `get_batch_defaults`). Products: their
-makers' data sheets, not all of them looked up again. Labels: the names that drivers give their
-devices, with dashes (NVIDIA's feature discovery) or underscores (AMD's labeller) for spaces; from
-published node lists, so that others exist.
+than vLLM 0.11's 256 (`arg_utils.py`, `get_batch_defaults`). Products: makers' data sheets; not all
+were looked up again. Labels: drivers' device names from published node lists, which are incomplete;
+spaces are dashes (NVIDIA's feature discovery) or underscores (AMD's labeller).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from sluice_contract.base import ContractModel
 
 
 class Accelerator(ContractModel):
-    """What one engine runs on. `product` None and `count` 0: a CPU."""
+    """Devices that one engine runs on. A CPU has `product` None and `count` 0."""
 
     product: str | None = Field(
         default=None,
@@ -57,8 +56,8 @@ class Sizes:
 
 @dataclass(frozen=True)
 class MemoryTier:
-    """Devices with less memory than the limit, and not less than the tier before; `wide` applies
-    from a tensor parallel size of 4."""
+    """Devices with less memory than `below_gib`, and at least the limit of the tier before. `wide`
+    applies from a tensor parallel size of 4."""
 
     below_gib: float
     sizes: Sizes
@@ -94,10 +93,11 @@ MIN_RUNNING_REQUESTS: Final = 256
 MAX_RUNNING_REQUESTS: Final = 4096
 """Most requests that run at once on GPUs, unless the user sets more."""
 TYPICAL_TOKENS: Final = 1024
-"""Assumed of a request, prompt and answer together. Where requests are longer, pages of the KV pool
-run out before rows do; where they are shorter, rows do."""
+"""Assumed tokens of a request's prompt and answer together. With longer requests the KV pool runs
+out of pages first; with shorter ones rows run out first."""
 RUNNING_STEP: Final = 16
-"""Tile in which rows are counted, as matrix kernels compute them."""
+"""Multiple to which numbers of rows are rounded, because matrix kernels compute tiles of this
+size."""
 
 TIERS: Final = (
     MemoryTier(20, Sizes(2048, 8), Sizes(2048, 8)),
@@ -157,7 +157,7 @@ PRODUCTS: Final = (
 
 SHARED: Final = re.compile(r"-SHARED$", re.IGNORECASE)
 PART: Final = re.compile(r"[- ]MIG[- ]|-SHARED$", re.IGNORECASE)
-"""Pattern of the name of a part of a device, which has less memory than the product."""
+"""Pattern of a product name that means a part of a device, with less memory than the whole."""
 
 UNKNOWN: Final = Sizes(4096, 32)
 """Sizes of a GPU whose product and memory are unknown."""
@@ -165,7 +165,7 @@ CPU: Final = Sizes(512, 0)
 """A prefill step of 512 tokens keeps the gap between decode steps modest on a few cores."""
 
 GENERAL_MEMORY_PERCENT: Final = 85
-"""Assumed if the memory of a device is unknown; on CPUs, of the container's."""
+"""Percent assumed if a device's memory is unknown; on CPUs, percent of the container's memory."""
 FIXED_MIB: Final = 512
 CHUNK_TOKEN_MIB: Final = 1.5
 MIN_CHUNK_TOKENS: Final = 2048
@@ -176,7 +176,8 @@ LARGE_RESERVE_MIB: Final = 10 * 1024
 
 
 def memory_mib_of(accelerator: Accelerator) -> int | None:
-    """Memory of one device: as its node tells, else the product's; None: neither is known."""
+    """Memory of one device, in MiB: from its node, else from the product's row; None: neither is
+    known."""
     if accelerator.memory_mib is not None:
         return accelerator.memory_mib
     row = product_row(accelerator.product) if accelerator.product else None
@@ -184,17 +185,17 @@ def memory_mib_of(accelerator: Accelerator) -> int | None:
 
 
 def product_row(product: str) -> ProductRow | None:
-    """The row of the table that a product name falls under; None for a part of a device, as its
-    memory is another."""
+    """The table's row for a product name; None if there is none, and for a part of a device, whose
+    memory is smaller."""
     if PART.search(product):
         return None
     return next((row for row in PRODUCTS if row.pattern.search(product)), None)
 
 
 def labels_near(product: str) -> tuple[str, ...]:
-    """How nodes may spell a product that no known label spells like this: the labels of its row,
-    else labels with all its words, or similar ones. Empty if a label has this spelling. A part of a
-    device is allowed."""
+    """Labels that a user may have meant by `product`, if it is not a known label: the labels of its
+    row, else labels with all its words, else similar labels. Empty for a known label. The name may
+    be of a part of a device."""
     whole = PART.split(product)[0]
     labels = {_letters(label): label for row in PRODUCTS for label in row.labels}
     if whole in labels.values():
@@ -209,8 +210,8 @@ def labels_near(product: str) -> tuple[str, ...]:
 
 
 def same_product(name: str, other: str) -> bool:
-    """Whether two names mean one product; labels, drivers and clouds spell it differently. A driver
-    does not report that a GPU is shared."""
+    """Whether two names mean one product, which labels, drivers and clouds spell differently. The
+    suffix for a shared GPU is ignored, because drivers do not report it."""
     name, other = SHARED.sub("", name), SHARED.sub("", other)
     rows = product_row(name), product_row(other)
     if rows[0] is not None or rows[1] is not None:
@@ -230,8 +231,8 @@ def tier_sizes(memory_gib: float, *, wide: bool) -> Sizes:
 
 
 def requests_in_pool(pool_tokens: int, cuda_graph_max_batch: int) -> int:
-    """How many requests run at once on a GPU by default: those of a typical length that the KV pool
-    holds, but at least as many as CUDA graphs are captured for."""
+    """Default number of requests that run at once on a GPU: as many of typical length as the KV
+    pool holds, but at least as many as CUDA graphs are captured for."""
     requests = min(pool_tokens // TYPICAL_TOKENS, MAX_RUNNING_REQUESTS)
     least = max(MIN_RUNNING_REQUESTS, cuda_graph_max_batch)
     return max(requests // RUNNING_STEP * RUNNING_STEP, least)

@@ -13,8 +13,7 @@ from sluice_contract.base import ContractModel, config_error_from
 
 DEFAULT_MAX_LORAS_PER_BATCH: Final = 8
 LEAST_MAX_LORA_RANK: Final = 16
-"""The largest LoRA rank is at least this if the engine does not configure it, for adapters that
-come later."""
+"""Default of the largest LoRA rank is at least this, to leave room for adapters that come later."""
 MAX_ADAPTERS: Final = 256
 _DIGEST_DIGITS: Final = 16
 
@@ -38,7 +37,8 @@ AdapterRefs = Annotated[tuple[AdapterRef, ...], Field(max_length=MAX_ADAPTERS)]
 
 
 class AdaptersFile(ContractModel):
-    """A file that an engine follows: adapters come and go with it."""
+    """A file that an engine follows; its adapters are loaded, and those that leave it are
+    unloaded."""
 
     adapters: AdapterRefs = ()
 
@@ -47,7 +47,7 @@ def parse_adapters_file(content: bytes) -> AdapterRefs:
     """The adapters in the file's content.
 
     Raises:
-        ConfigError: it is no such file; one line with key, value and what is allowed.
+        ConfigError: the content is not valid; one line with key, value and what is allowed.
     """
     try:
         return AdaptersFile.model_validate_json(content).adapters
@@ -62,5 +62,5 @@ def render_adapters_file(adapters: Sequence[AdapterRef]) -> str:
 
 
 def adapters_digest(content: bytes) -> str:
-    """The digest by which an engine reports which file it has carried out."""
+    """Digest of the file's content, by which an engine reports which version it has applied."""
     return hashlib.sha256(content).hexdigest()[:_DIGEST_DIGITS]

@@ -1,4 +1,5 @@
-"""Defaults of `engine.json`'s keys in words for people; `sizing` has the values.
+"""Descriptions of the defaults of `engine.json`'s keys, for the CRDs and the reference; `sizing`
+has the values.
 
 The CRDs and the reference show them.
 """

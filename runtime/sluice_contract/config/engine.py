@@ -60,14 +60,14 @@ ModelName = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 
 
 def _as_written(percent: float) -> int | float:
-    """95, not 95.0."""
+    """A whole percentage as an integer, such as 95, not 95.0."""
     return int(percent) if percent == int(percent) else percent
 
 
 Percentile = Annotated[
     float, Field(ge=50, le=99.9), AfterValidator(_as_written), PlainSerializer(_as_written)
 ]
-"""A share in percent."""
+"""A percentage."""
 MAX_ALIASES: Final = 16
 NAMES_ONCE: Final = "aliases each once, and other than the model's name"
 ToolCallFormat = Literal["hermes", "llama3-json", "mistral", "qwen3-coder"]
@@ -118,7 +118,8 @@ class ModelRef(ContractModel):
 
 
 class EngineSettings(ContractModel):
-    """The tunables of one engine. All optional: what is left out is resolved, with its source."""
+    """Settings of one engine. All are optional: a missing setting is resolved to a value with its
+    source."""
 
     dtype: DType | None = Field(
         default=None, description="Type of weights and activations; auto: the checkpoint's."
@@ -278,7 +279,7 @@ class EngineSettings(ContractModel):
 
 
 class SloTargets(ContractModel):
-    """What the engine promises, and works towards in every step."""
+    """Latency targets that the engine promises and aims at in every step."""
 
     ttft_milliseconds: int | None = Field(
         default=None,
@@ -408,7 +409,7 @@ def parse_engine_config(text: str | bytes) -> EngineConfig:
 
 
 def read_engine_config(path: Path) -> EngineConfig:
-    """The EngineConfig in the file at `path`; raises ConfigError, also when there is no file."""
+    """The EngineConfig in the file at `path`; raises ConfigError, also if the file is missing."""
     try:
         return parse_engine_config(path.read_bytes())
     except OSError as error:

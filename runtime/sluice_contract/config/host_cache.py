@@ -1,4 +1,4 @@
-"""engine.hostCache: where prefixes go that an engine's own cache evicts."""
+"""engine.hostCache: where prefixes that an engine's own cache evicts are kept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sluice_contract.base import ContractModel
 
 MAX_LENGTH: Final = 16
 FOLDER: Final = "/var/lib/sluice/host-cache"
-"""Where the operator mounts the disk's part."""
+"""Folder at which the operator mounts the disk part."""
 BYTES_PATTERN: Final = r"^[1-9][0-9]*([kMGTP]|[KMGTP]i)?$"
 _UNITS: Final[dict[str, int]] = {
     **{unit: 1000**power for power, unit in enumerate(("", "k", "M", "G", "T", "P", "E"))},

@@ -59,8 +59,8 @@ class KvTransfer(ContractModel):
 
 
 def wire_error(path: str, backend: str, protocol: str) -> ConfigError | None:
-    """Why this backend does not read over this protocol, if it does not. `path`: of the settings
-    above."""
+    """Error if the backend cannot read over this protocol; None if it can. `path`: key of the KV
+    transfer settings."""
     if backend not in WIRES:
         return ConfigError(f"{path}.backend", backend, ", ".join(WIRES))
     if protocol not in WIRES[backend]:
@@ -74,22 +74,23 @@ PAGE_MAJOR: Final = "page-layer-kv-token-head-dim"
 
 
 class KvFingerprint(ContractModel):
-    """All that a page's bytes depend on, besides the tokens in it. Layers, key heads and their size
-    are the model's."""
+    """Everything that a page's bytes depend on besides its tokens. Numbers of layers and key heads,
+    and head size, follow from the model."""
 
     model: str
     """The model's URI."""
     model_revision: str | None = None
-    """Commit of a hub's model; no other has one."""
+    """Commit of a model from a hub; None for other models."""
     weights: str = ""
-    """Digest of the files, as an engine found them; empty where only its configuration is known."""
+    """Digest of the weight files that an engine found; empty where only the engine's configuration
+    is known."""
     page_size_tokens: int
     kv_dtype: str
     """Resolved dtype of the KV cache, e.g. `bfloat16`: never `auto`."""
     layout: str = PAGE_MAJOR
     tensor_parallel_size: int
-    """GPUs of the engine. Not compared: pages of engines with other numbers of GPUs are divided by
-    heads."""
+    """GPUs of the engine. Not compared: between engines with different numbers of GPUs, pages are
+    split by heads."""
 
     @property
     def compared(self) -> KvFingerprint:

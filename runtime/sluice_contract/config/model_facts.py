@@ -1,6 +1,6 @@
-"""What a hub and its config.json say of a model before anything is downloaded.
+"""Facts about a model from a hub and from config.json, before its weights are downloaded.
 
-The fetcher leaves it as the message of its termination, the operator shows it in status.
+The fetcher writes them into its termination message; the operator shows them in status.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_WORD: Final = 128
 
 
 class ModelFacts(ContractModel):
-    """Facts that config.json tells; None where it does not."""
+    """Facts from config.json; None for facts that it does not state."""
 
     architecture: str | None = Field(
         default=None, max_length=MAX_WORD, description="Architecture, e.g. Qwen3ForCausalLM."
@@ -43,15 +43,15 @@ class ModelFacts(ContractModel):
 
 
 class ResolvedModel(ModelFacts):
-    """A revision, resolved."""
+    """A resolved revision, with the model's facts."""
 
     commit: str = Field(pattern="^[0-9a-f]{40}$", description="Commit that the revision is.")
     bytes: int = Field(ge=0, description="Size of the files that an engine reads.")
 
 
 def facts_of(config: Mapping[str, Any]) -> ModelFacts:
-    """The facts in a config.json of transformers' form, of a model of several parts those of its
-    language model. Sizes of which one is not as it should be are left to the engine to refuse."""
+    """Facts in a config.json of transformers' form; for a model with several parts, facts of its
+    language model. If a size is invalid, all sizes are left out: the engine will refuse them."""
     config = language_model(config)
     facts = ModelFacts(
         architecture=_word(architecture_of(config)),

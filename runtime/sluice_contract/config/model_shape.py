@@ -1,7 +1,8 @@
-"""A model's sizes, read from its config.json in transformers' form: once, for the engine that loads
-it, for what the operator shows of it, and for what `sluice explain` simulates.
+"""A model's sizes, read from its config.json in transformers' form. The engine, the operator and
+`sluice explain` all read them here.
 
-Knows which architectures leave out or write which sizes, not what any of them computes.
+Knows which sizes each architecture's config.json has or leaves out, but not what the architecture
+computes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from sluice_contract.base import ConfigError
 Config = Mapping[str, Any]
 
 MAX_COUNT: Final = 1 << 53
-"""Larger numbers are not kept exactly by every reader of JSON."""
+"""Largest count, since not every reader of JSON keeps larger numbers exactly."""
 
 EXPERT_COUNTS: Final = ("num_experts", "num_local_experts")
 """Both spellings of the number of experts."""
@@ -37,7 +38,7 @@ DEFAULTS: Final[Mapping[str, Config]] = {
     "GlmForCausalLM": {"head_dim": 128, "num_key_value_heads": 2},
     "GptOssForCausalLM": {
         "head_dim": 64,
-        "norm_topk_prob": True,  # the softmax over the chosen ones
+        "norm_topk_prob": True,  # the softmax is over the chosen experts
         "num_experts_per_tok": 4,
         "num_key_value_heads": 8,
         "num_local_experts": 128,
@@ -57,20 +58,20 @@ DEFAULTS: Final[Mapping[str, Config]] = {
         "num_key_value_heads": 4,
     },
 }
-"""Sizes that keys left out of config.json mean to transformers, by architecture. A key that is null
-is not left out."""
+"""Values that transformers gives to missing keys of config.json, by architecture. A key with null
+is not missing."""
 
 WINDOWED: Final = frozenset({"MistralForCausalLM", "MixtralForCausalLM", "Phi3ForCausalLM"})
-"""Architectures whose key sliding_window alone gives every layer a window: the longest context,
-within which attention is full attention."""
+"""Architectures in which sliding_window gives every layer a window. It is then the longest context,
+because within a window attention is full."""
 
 
 @dataclass(frozen=True)
 class Experts:
-    """Feed-forward parts that are made of experts."""
+    """Mixture-of-experts layers of a model."""
 
     layers: frozenset[int]
-    """Layers that have one; the others are dense."""
+    """Layers with experts; the others are dense."""
     count: int
     active: int
     """Experts that compute one token."""
@@ -81,7 +82,7 @@ class Experts:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Numbers that decide what a model's weights, its steps and its KV cache take."""
+    """Sizes on which the memory of a model's weights, steps and KV cache depends."""
 
     vocabulary_size: int
     hidden_size: int
@@ -96,7 +97,7 @@ class ModelShape:
 
     @property
     def kv_values(self) -> int:
-        """Keys and values of one token."""
+        """Number of key and value numbers of one token."""
         return kv_values(self.layers, self.kv_heads, self.head_dim)
 
     @property
@@ -106,7 +107,7 @@ class ModelShape:
 
     @property
     def active_layer_values(self) -> int:
-        """Weights that compute one token, of all layers."""
+        """Number of weights of all layers that one token uses."""
         return self._layer_values(self.experts.active if self.experts else 0)
 
     @property
@@ -124,18 +125,18 @@ class ModelShape:
 
 
 def kv_values(layers: int, kv_heads: int, head_dim: int) -> int:
-    """Numbers that one token's keys and values are made of."""
+    """Number of values in one token's keys and values."""
     return 2 * layers * kv_heads * head_dim
 
 
 def language_model(config: Config) -> Config:
-    """The part of a config.json that is about the language model, with the sizes that it leaves
-    out. What a `text_config` leaves out stands beside it."""
+    """The part of a config.json about the language model, with defaults for missing sizes. Keys
+    missing in `text_config` are taken from beside it."""
     if isinstance(text := config.get("text_config"), Mapping):
         own = {key: value for key, value in text.items() if value is not None}
         config = {**config, **own, "architectures": config.get("architectures")}
     defaults = DEFAULTS.get(architecture_of(config) or "", {})
-    if any(key in config for key in EXPERT_COUNTS):  # one of the spellings
+    if any(key in config for key in EXPERT_COUNTS):  # it has one of the spellings: no default
         defaults = {key: value for key, value in defaults.items() if key not in EXPERT_COUNTS}
     return {**defaults, **config}
 
@@ -148,7 +149,7 @@ def architecture_of(config: Config) -> str | None:
 
 
 def shape_from(config: Config) -> ModelShape:
-    """The sizes in a `language_model`.
+    """Sizes from the result of `language_model`.
 
     Raises:
         ConfigError: names the key, its value and what is allowed.
@@ -199,10 +200,10 @@ def _experts(config: Config, layers: int) -> Experts | None:
 
 
 def whole_number(config: Config, key: str, default: int | None = None) -> int:
-    """The number at `key`; `default` where it is null or left out.
+    """The number at `key`; `default` if it is null or missing.
 
     Raises:
-        ConfigError: it is no whole number from 1.
+        ConfigError: the value is not a whole number of at least 1.
     """
     value = config.get(key)
     value = default if value is None else value

@@ -27,7 +27,7 @@ EngineUrl = Annotated[str, StringConstraints(pattern=r"^http://[^/?#@\s]+$", max
 
 
 MAX_PRIORITY: Final = 1_000_000
-"""Priorities go from minus this to this; larger is more urgent."""
+"""Largest absolute priority; a larger priority is more urgent."""
 MAX_TENANTS: Final = 256
 """Most tenants in a list."""
 TenantName = Annotated[
@@ -66,7 +66,7 @@ class Tenant(ContractModel):
 
 
 class Discovery(ContractModel):
-    """Which EndpointSlices name the engines: those of the Services `SERVICE-ROLE`."""
+    """How the router finds engines: by the EndpointSlices of the Services `SERVICE-ROLE`."""
 
     service: str = Field(
         pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
@@ -82,7 +82,7 @@ class Discovery(ContractModel):
 
 
 class RouterServer(ContractModel):
-    """Where the router listens, its limits, and how it leaves."""
+    """Where the router listens, its limits, and how it drains."""
 
     host: str | None = Field(
         default=None,
@@ -148,14 +148,14 @@ class RouterServer(ContractModel):
 def max_buffered_bytes(memory_limit_bytes: int) -> int:
     """`server.maxBufferedBytes` for a container with this memory limit: three eighths of it.
 
-    Of 512 MiB the process takes 55, 1024 streams 28, 4096 connections 60; the rest is for what the
-    kernel and the HTTP library hold of bodies that are just arriving.
+    With 512 MiB, the process takes 55 MiB, 1024 streams 28 and 4096 connections 60. The rest is for
+    parts of arriving bodies in the kernel and the HTTP library.
     """
     return max(1024 * 1024, memory_limit_bytes * 3 // 8)
 
 
 class Upstream(ContractModel):
-    """How long the router tries, and how often."""
+    """Timeouts and attempts of requests to engines."""
 
     connect_timeout_seconds: float = Field(
         default=2.0,
@@ -303,7 +303,7 @@ def parse_router_config(text: str | bytes) -> RouterConfig:
 
 
 def read_router_config(path: Path) -> RouterConfig:
-    """The RouterConfig in the file at `path`; raises ConfigError, also when there is no file."""
+    """The RouterConfig in the file at `path`; raises ConfigError, also if the file is missing."""
     try:
         return parse_router_config(path.read_bytes())
     except OSError as error:

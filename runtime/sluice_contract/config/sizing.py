@@ -59,12 +59,12 @@ class Resolved(ContractModel):
 
 
 API_PROCESS_BYTES: Final = 256 << 20
-"""What the API process of an engine may grow to. Measured once ready: 70 MiB with the 256 tokens of
-the sample, 125 MiB with a vocabulary of 150,000. The tokenizer keeps at most 20 MiB of words,
-and the rest is for what requests hold."""
+"""Largest memory of an engine's API process. Measured when ready: 70 MiB with the sample's 256
+tokens, 125 MiB with a vocabulary of 150,000. The tokenizer caches at most 20 MiB of words; the rest
+is for requests."""
 
 SLACK: Final = "slack"
-"""The policy that orders by a promised time to the first token."""
+"""Name of the policy that orders by a promised time to first token."""
 
 CACHE_POLICIES: Final = frozenset({"lpm", "dfs-weight"})
 """Policies that order by what the prefix cache holds."""
@@ -96,9 +96,9 @@ UNRESOLVED: Final = frozenset({"kv_transfer", "speculation", "host_cache"})
 
 
 class PlannedConfig(EngineConfig):
-    """An engine's file with a value for every setting that needs no look at the model. What may
-    still be None has a meaning: the model's own context, a pool and on GPUs a number of running
-    requests that follow from memory, every processor, the largest rank of the adapters."""
+    """An engine's file with a value for every setting that does not depend on the model. None still
+    has a meaning: the model's own context length; a pool size, and on GPUs a number of running
+    requests, that follow from memory; all processors; the adapters' largest rank."""
 
     dtype: DType
     weight_dtype: WeightDType = "auto"
@@ -126,14 +126,14 @@ class PlannedConfig(EngineConfig):
 
 
 class ResolvedConfig(PlannedConfig):
-    """All that an engine is built from, once its model is known."""
+    """Complete configuration from which an engine is built, once its model is known."""
 
     max_running_requests: int
 
 
 def planned_config(config: EngineConfig, accelerator: Accelerator | None = None) -> PlannedConfig:
-    """`config` for `accelerator`; left out, for its own. It is a `ResolvedConfig` where
-    maxRunningRequests is known.
+    """`config` with settings resolved for `accelerator`, by default for its own. A `ResolvedConfig`
+    if maxRunningRequests is known.
 
     Raises:
         ContradictionsError: see `resolve_settings`.
@@ -191,10 +191,10 @@ def resolve_settings(
 
 
 def check_slo(slo: SloTargets | None, values: Mapping[str, Value]) -> None:
-    """Whether the resolved values, by field name, let the engine keep what `slo` promises.
+    """Checks that the resolved values, by field name, let the engine keep what `slo` promises.
 
     Raises:
-        ContradictionsError: names the settings that do not.
+        ContradictionsError: names the settings that prevent it.
     """
     if contradictions := tuple(_against_slo(slo, values)):
         raise ContradictionsError(contradictions)
@@ -241,8 +241,8 @@ def _against_head(user: EngineSettings, values: Mapping[str, Value]) -> Iterator
 
 
 def _against_8_bits(accelerator: Accelerator, values: Mapping[str, Value]) -> Iterator[ConfigError]:
-    """The kernels that compute them know neither; with an accelerator no type but auto is allowed,
-    see `supported`."""
+    """Errors of settings that 8-bit weights exclude, because their kernels do not support them.
+    With an accelerator only type `auto` is allowed: see `supported`."""
     if not accelerator.is_cpu or (weights := values.get("weight_dtype", "auto")) == "auto":
         return
     if (dtype := values["dtype"]) == "float16":
@@ -254,7 +254,8 @@ def _against_8_bits(accelerator: Accelerator, values: Mapping[str, Value]) -> It
 
 
 def _against_fp8_pages(values: Mapping[str, Value]) -> Iterator[ConfigError]:
-    """Neither the compiled kernels nor FA3 read them, which want queries of 8 bits, too."""
+    """Errors of settings that 8-bit pages exclude: the compiled kernels cannot read such pages, and
+    FA3 would need 8-bit queries too."""
     backend, pages = values["attention_backend"], values["kv_cache_dtype"]
     others = {
         "native": "auto or torch",
@@ -300,7 +301,7 @@ def _memory_percent(accelerator: Accelerator, sizes: Sizes) -> Resolved:
 
 
 def sizes_of(accelerator: Accelerator) -> tuple[Sizes, Source, str]:
-    """The sizes of an accelerator, where they come from, and what exactly decided."""
+    """Sizes of an accelerator, their source, and what decided them, as text."""
     tensor_parallel = max(1, accelerator.count)
     wide = tensor_parallel >= WIDE_FROM
     if accelerator.is_cpu:
@@ -316,7 +317,8 @@ def sizes_of(accelerator: Accelerator) -> tuple[Sizes, Source, str]:
 
 
 def _contradictions(values: Mapping[str, Value]) -> Iterator[ConfigError]:
-    """Each pair that can contradict: a step must hold the least that a prompt advances by."""
+    """Errors of settings that contradict each other: a step must hold the least by which a prompt
+    advances."""
     names = ("chunk_size", "page_size", "min_prefill_tokens", "max_prefill_tokens")
     chunk, page, minimum, most = (_tokens(values[name]) for name in names)
     if most < page:

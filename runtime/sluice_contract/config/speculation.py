@@ -1,4 +1,4 @@
-"""Speculation settings: what drafts the tokens of answers, and how many."""
+"""Speculation settings: what drafts an answer's tokens, and how many at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class DraftRef(ContractModel):
 
 
 class SpeculationSettings(ContractModel):
-    """Tokens that are proposed ahead, and verified together in one step."""
+    """Settings for tokens that are drafted ahead and verified together in one step."""
 
     method: SpeculationMethod = Field(
         description="Where drafts come from: what followed the last tokens when they were there "

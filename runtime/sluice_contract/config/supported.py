@@ -17,16 +17,16 @@ from sluice_contract.config.engine import EngineSettings
 
 @dataclass(frozen=True)
 class Unsupported:
-    """A setting, the values of it that this version refuses, and what it allows instead."""
+    """A setting, which of its values this version refuses, and which it allows."""
 
     key: str
     """Path of the setting, as users spell it."""
     refuses: Callable[[EngineSettings], bool]
     allowed: str
     on_cpus_only: bool = False
-    """Whether only CPUs lack it."""
+    """Whether the feature is missing only on CPUs."""
     on_gpus_only: bool = False
-    """Whether only GPUs lack it."""
+    """Whether the feature is missing only on GPUs."""
 
     def applies(self, *, on_cpus: bool) -> bool:
         return not (self.on_gpus_only if on_cpus else self.on_cpus_only)
@@ -93,23 +93,23 @@ downloaded. The engine's own table is the runtime's `model/families/registry.py`
 
 QUANTISATIONS: Final = ("awq", "compressed-tensors", "fp8", "gptq", "modelopt", "mxfp4")
 """Supported quantisations, by the names in config.json's `quant_method`: the operator refuses
-others before they are downloaded. The engine's own table is the runtime's `model/quantised.py`,
-which refuses more by its keys."""
+others before a download. The engine's own table is in the runtime's `model/quantised.py`, which
+also checks the other keys."""
 
 ROLES: Final = (Role.MIXED, Role.PREFILL, Role.DECODE)
 """Roles that an engine can have in this version."""
 
 
 def unsupported(settings: EngineSettings, *, on_cpus: bool = True) -> Iterator[ConfigError]:
-    """A refusal for every requested setting that this version does not have. `on_cpus`: the engine
-    has no accelerator."""
+    """A refusal for every requested setting that this version does not support. `on_cpus`: whether
+    the engine has no accelerator."""
     for row in ROWS:
         if row.applies(on_cpus=on_cpus) and row.refuses(settings):
             yield ConfigError(row.key, _value(settings, row.key), row.allowed)
 
 
 def unused_without_adapters(settings: EngineSettings) -> Iterator[str]:
-    """A warning of every setting that an engine without adapters does not read."""
+    """A warning for every given setting that an engine without adapters ignores."""
     unused = {
         "maxLorasPerBatch": settings.max_loras_per_batch,
         "maxLoraRank": settings.max_lora_rank,
@@ -120,7 +120,7 @@ def unused_without_adapters(settings: EngineSettings) -> Iterator[str]:
 
 
 def _value(settings: ContractModel, key: str) -> object:
-    """The value at a key; its parts are spelled as outside."""
+    """The value at a key, whose parts are spelled in camelCase."""
     value: object = settings
     for part in key.split("."):
         assert isinstance(value, ContractModel)

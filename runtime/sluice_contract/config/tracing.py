@@ -1,4 +1,4 @@
-"""Where a router and an engine send spans of sampled requests: one setting of both."""
+"""Where router and engine send spans of sampled requests; one setting for both."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Which files of a folder hold a model's weights, and the refusals of folders that lack them.
 
-The fetcher says it before a download, the engine of a folder that was mounted. Knows names alone,
-and what an index says; opens no file.
+The fetcher refuses before a download, the engine when it reads a mounted folder. Works on file
+names and the content of an index; opens no file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CONVERTED: Final[tuple[tuple[re.Pattern[str], str], ...]] = (
     (re.compile(r".*\.gguf"), "the repository that the GGUF file was made from has it"),
     (re.compile(r".*\.(h5|msgpack|onnx)"), _SAVE),
 )
-"""Formats of weights that no engine reads, and how the one that is read comes about."""
+"""Formats of weights that no engine reads, and how to convert each to the one that engines read."""
 
 
 def pointer_text(size_bytes: int) -> str:
@@ -35,7 +35,8 @@ def pointer_text(size_bytes: int) -> str:
 
 
 def unread_weights(names: Collection[str], allowed: str = SINGLE) -> str:
-    """The weights that no engine reads, and how to get `allowed`; empty: there are none."""
+    """Text that names the weights which no engine reads, and how to get `allowed`; empty: there are
+    none."""
     for pattern, how in _CONVERTED:
         unread = [name for name in names if pattern.fullmatch(name) and name != allowed]
         if unread:
@@ -44,8 +45,8 @@ def unread_weights(names: Collection[str], allowed: str = SINGLE) -> str:
 
 
 def absent_weights(names: Collection[str]) -> str:
-    """Files in a folder without `INDEX` that are there in place of weights; empty: there are
-    none."""
+    """Text that names the files which a folder without `INDEX` has in place of weights; empty:
+    there are none."""
     if SINGLE in names:
         return ""
     if shards := sorted(filter(SHARD.fullmatch, names)):
@@ -54,8 +55,8 @@ def absent_weights(names: Collection[str]) -> str:
 
 
 def index_flaw(places: Mapping[str, object], names: Collection[str]) -> str:
-    """The files that an index names and that are not there; empty: all are. `places`: its
-    `weight_map`."""
+    """Text that names the files which an index lists and a folder lacks; empty: none. `places`: the
+    index's `weight_map`."""
     files = {file for file in places.values() if isinstance(file, str)}
     if not (missing := sorted(files.difference(names))):
         return ""
@@ -70,6 +71,6 @@ def _are(names: Collection[str]) -> str:
 
 
 def _some(names: Collection[str]) -> str:
-    """The first of them, and how many more there are."""
+    """Text with the first names, and how many more there are."""
     first, more = sorted(names)[:MAX_NAMED], len(names) - MAX_NAMED
     return ", ".join(first) + (f" and {more} more" if more > 0 else "")

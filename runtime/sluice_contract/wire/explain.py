@@ -1,6 +1,7 @@
 """Questions of `sluice explain` to the simulator, and the answers: the two are separate programs.
 
-Types alone; the simulator decides what an arrangement can bear, the command what to say of it.
+Holds types only. The simulator decides what load an arrangement can bear; the command words the
+report.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from sluice_contract.base import ContractModel
 from sluice_contract.config.accelerators import Accelerator
 
 ArrangementName = Literal["whole", "chunked", "mixed", "paced", "apart"]
-"""Whole prompts; chunks; chunks in the steps of running requests; chunks chosen to keep the time
-between tokens; prefill and decode on GPUs of their own."""
+"""`whole`: whole prompts; `chunked`: chunks; `mixed`: chunks in the steps of running requests;
+`paced`: chunks sized to keep the time between tokens; `apart`: prefill and decode on separate
+GPUs."""
 
 
 class Requests(ContractModel):
@@ -25,7 +27,8 @@ class Requests(ContractModel):
 
 
 class Promise(ContractModel):
-    """Promise that an arrangement must keep, for a share of the requests and of the gaps."""
+    """Latencies that an arrangement must keep for `share` of the requests (TTFT) and of the gaps
+    between tokens (ITL)."""
 
     ttft_seconds: float = Field(gt=0)
     itl_seconds: float = Field(gt=0)
@@ -58,10 +61,9 @@ class Arrangement(ContractModel):
 
     name: ArrangementName
     requests_per_second: float
-    """Highest rate of both engines together at which the promise is kept; 0: no tried rate keeps
-    it."""
+    """Highest rate, of both engines together, that keeps the promise; 0: no tried rate does."""
     ttft_seconds: float
-    """TTFT at that rate, of the promised share of the requests."""
+    """TTFT at that rate that the promised share of requests stays within."""
     itl_seconds: float
 
 
@@ -72,7 +74,8 @@ class Answer(ContractModel):
     """Where the times of a step come from, for a person."""
     kv_pool_tokens: int
     max_running_requests: int | None = None
-    """The question's, else what an engine would choose; None where nothing could be simulated."""
+    """Requests that run at once: as in the question, else as an engine would choose; None where
+    nothing could be simulated."""
     arrangements: tuple[Arrangement, ...] = ()
     missing: str | None = None
     """Why nothing could be simulated, for a person."""

@@ -1,4 +1,4 @@
-"""How far a download is: what the fetcher answers at `GET /progress`, and the operator shows."""
+"""Progress of a download: the fetcher serves it at `GET /progress`, and the operator shows it."""
 
 from __future__ import annotations
 

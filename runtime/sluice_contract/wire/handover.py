@@ -1,7 +1,7 @@
 """How the router names the prefill engine of a request to the decode engine: a signed header.
 
-A decode engine takes a request only with it, so no client can make one engine connect to another.
-Keys of a service and the common part of all signed headers are here, too.
+A decode engine takes a request only with this header, so no client can make one engine connect to
+another. Also holds a service's keys and what all signed headers share.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from sluice_contract.base import ConfigError, ContractModel
 PREFILL_HEADER: Final = "X-Sluice-Prefill"
 """`BASE64URL(JSON).HEX(HMAC-SHA256)`, from the router to a decode engine."""
 HEADER_SECONDS: Final = 60.0
-"""How long a header is valid: clocks of nodes may differ by less."""
+"""How long a header is valid; clocks of nodes must differ by less."""
 PREFILL_FAILED: Final = "prefill_failed"
 """Error code of a 503 of a decode engine: the prefill engine failed or refused for now, or pages
 did not arrive; another pair may serve the request."""
 PREFILL_UNAVAILABLE: Final = "prefill_unavailable"
-"""Error code of a 503 of a decode engine: the prefill engine never took the request. It drains,
-cannot be reached, or is not the one that is meant, so the request cannot be at fault."""
+"""Error code of a 503 of a decode engine: the prefill engine never took the request, because it
+drains, cannot be reached, or is another engine than was meant. So the request cannot be at
+fault."""
 MIN_KEY_BYTES: Final = 32
 SECOND_KEY: Final = "second-key"
-"""Name of an optional file next to that of the key; its key verifies, too."""
+"""Name of an optional file next to the key's file; its key verifies too, but never signs."""
 LOOK_SECONDS: Final = 1.0
 """Pause between two looks at the files of the keys."""
 _LABEL: Final = b"sluice prefill header 1\0"
@@ -46,8 +47,8 @@ logger = logging.getLogger("sluice.handover")
 
 
 class InvalidSignatureError(Exception):
-    """A header or a greeting that was not signed with the key, or too long ago. The message says
-    which, and never shows the value."""
+    """A header or a hello message was not signed with the key, or was signed too long ago. The
+    message says which, and never shows the value."""
 
 
 class PrefillRef(ContractModel):
@@ -57,11 +58,11 @@ class PrefillRef(ContractModel):
     port: int = Field(ge=1, le=65535)
     epoch: str = Field(min_length=1, max_length=64)
     name: str = Field(max_length=253, default="")
-    """The pod's, for messages."""
+    """Name of the pod, for messages."""
 
 
 class Bound(NamedTuple):
-    """The path and the body that a signed header is good for, besides a request's id."""
+    """Path and body to which a signed header is bound, in addition to the request's id."""
 
     path: str
     """Path as the engine gets it, still percent-encoded, without a query."""
@@ -103,7 +104,7 @@ class KeyFiles:
                 return
             keys = read_keys(self._path)
             if _stamp(self._path) != stamp:
-                return  # both files are of the same state, or neither is taken
+                return  # both files are read in one state, or neither is used
         except (OSError, ValueError) as error:
             logger.warning("keys stay as they were: %s", error)
             return
@@ -113,7 +114,7 @@ class KeyFiles:
 
 
 def _stamp(path: Path) -> list[tuple[int, int, int]]:
-    """Changes when a file does, or what a link leads to."""
+    """Value that changes when a file, or the target of a link, changes."""
     files = [file for file in (path, path.with_name(SECOND_KEY)) if file.exists()]
     return [(stat.st_ino, stat.st_mtime_ns, stat.st_size) for stat in map(Path.stat, files)]
 
@@ -140,7 +141,7 @@ def configured_keys(path: str | None, clock: Callable[[], float]) -> Keys:
     """Keys in the file that `handoverKeyFile` names, and in the optional one next to it.
 
     Raises:
-        ConfigError: it names none, or one that cannot be used.
+        ConfigError: `path` is None, or its file cannot be used.
     """
     allowed = f"a readable file with a key of at least {MIN_KEY_BYTES} bytes"
     if path is None:
@@ -156,7 +157,7 @@ def configured_keys(path: str | None, clock: Callable[[], float]) -> Keys:
 def signed_header(
     key: bytes, prefill: PrefillRef, request_id: str, now_unix: float, bound: Bound
 ) -> str:
-    """The header's value, good for this request and for `HEADER_SECONDS`."""
+    """The header's value, valid for this request for `HEADER_SECONDS`."""
     return signed_claims(key, _LABEL, prefill.to_json_dict(), request_id, now_unix, bound)
 
 
@@ -223,8 +224,8 @@ def verified_claims(
 
 
 def refuse_other_body(digests: Mapping[str, str], body: bytes) -> None:
-    """Raises InvalidSignatureError for a body that was not signed. `digests`: its SHA-256 by each
-    header that says one."""
+    """Raises InvalidSignatureError for a body that was not signed. `digests`: the signed SHA-256 of
+    the body, by header."""
     if not digests:
         return
     body_digest = hashlib.sha256(body).hexdigest().encode()
@@ -242,5 +243,6 @@ def is_signed(keys: Sequence[bytes], message: bytes, signature_text: str) -> boo
 
 
 def signature(key: bytes, message: bytes) -> str:
-    """HMAC-SHA256 in hexadecimal. Every kind of message begins with a label of its own."""
+    """HMAC-SHA256 in hexadecimal. Each kind of message begins with its own label, so that no
+    signature fits another kind."""
     return hmac.digest(key, message, "sha256").hex()

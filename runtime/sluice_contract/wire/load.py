@@ -1,6 +1,7 @@
 """The load report: what an engine answers on `GET /load`.
 
-Cheap to make, read by the router (least loaded) and the autoscaler. Prometheus is for people.
+It is cheap to make. The router reads it to find the least loaded engine, and the autoscaler to
+scale; Prometheus metrics are for people.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from sluice_contract.config.accelerators import Accelerator
 from sluice_contract.config.kv_transfer import KvBackend, KvFingerprint
 
 MAX_COUNT: Final = 2**53
-"""Far beyond any count, and exact in a float, as which readers compute with it."""
+"""Largest count: far beyond real ones, and still exact as a float, in which readers compute."""
 MIN_PROMPT_SHARE: Final = 0.1
-"""Least share of a step's time that its prompt tokens are taken to need: a measurement below it is
-not believed.
+"""Smallest believable fraction of a step's time that its prompt tokens need; lower measurements are
+raised to it.
 """
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 
 
 _PART: Final = ConfigDict(alias_generator=to_camel, populate_by_name=True, allow_inf_nan=False)
-"""How pydantic reads and writes the parts of a `LoadReport`."""
+"""Pydantic's configuration for the parts of a `LoadReport`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,19 +38,22 @@ class HandoverQueues:
     __pydantic_config__: ClassVar = _PART
 
     bootstrap: Count = 0
-    """Prefill engines: rooms whose prompt is not computed; each is queued or running, too."""
+    """Prefill engines: requests whose prompt is not computed yet; each also counts as queued or
+    running."""
     inflight: Count = 0
-    """Prefill engines: computed, and held for the reader; neither queued nor running."""
+    """Prefill engines: requests whose prompt is computed and held for the decode engine; neither
+    queued nor running."""
     prealloc: Count = 0
-    """Decode engines: without pages; queued, too."""
+    """Decode engines: requests without pages; each also counts as queued."""
     transfer: Count = 0
-    """Decode engines: with pages, without the prompt; running, too."""
+    """Decode engines: requests with pages whose prompt has not arrived; each also counts as
+    running."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFigures:
-    """An engine's work, as the engine counts and measures it: one value from there through load
-    report and routers to the autoscaler. Totals count since the report's epoch began."""
+    """An engine's work, as the engine measures it; load report, routers and autoscaler pass on this
+    one type. Totals count since the report's epoch began."""
 
     __pydantic_config__: ClassVar = _PART
 
@@ -65,15 +69,15 @@ class EngineFigures:
     """Pages of cached prefixes that no request uses."""
     queues: HandoverQueues = HandoverQueues()
     prefill_tokens_per_second: float | None = None
-    """Rate of prompts while some are computed: tokens by the whole time of their steps, with what
-    decodes beside them. It predicts how long prompts wait; None while unknown."""
+    """Prompt tokens per second of the steps that compute prompts, including those steps' time for
+    decoding. Predicts how long prompts wait; None while unknown."""
     marginal_prefill_tokens_per_second: float | None = None
-    """The inverse of what a prompt token adds to a step that decodes anyway: counts the work of
-    prompts where that of answers is counted apart. At most 1 / `MIN_PROMPT_SHARE` of the rate
-    above; None while unknown."""
+    """Inverse of the time that a prompt token adds to a step that decodes anyway, for counting the
+    work of prompts separately from that of answers. At most 1 / `MIN_PROMPT_SHARE` times
+    `prefill_tokens_per_second`; None while unknown."""
     itl_seconds: float | None = None
-    """Mean time between two steps that gave an answer tokens, in the last ten seconds: drafts that
-    are kept do not shorten it. None while no answer ran."""
+    """Mean time, in the last ten seconds, between two steps that gave an answer tokens; accepted
+    drafts do not shorten it. None while no answer ran."""
     prompt_tokens_total: Count = 0
     """Tokens of received prompts that missed the prefix cache."""
     generated_tokens_total: Count = 0
@@ -81,8 +85,8 @@ class EngineFigures:
 
     @property
     def requests(self) -> int:
-        """Requests in the engine, each counted once: those in the queues of the hand-over are
-        queued or running, too, except those that are held for their reader."""
+        """Requests in the engine, each counted once: the queued, the running, and those that a
+        prefill engine holds for a decode engine."""
         queues = self.queues
         handed_over = queues.bootstrap + queues.prealloc + queues.transfer
         return max(self.queued_requests + self.running_requests, handed_over) + queues.inflight
@@ -101,8 +105,8 @@ class EngineFigures:
 
 @dataclass(frozen=True, slots=True)
 class SloCounts:
-    """Requests of an engine with an slo since its epoch began, each once: answers that ended, and
-    requests whose first token is late, even while they wait."""
+    """Requests of an engine with an slo since its epoch began, each counted once: ended answers,
+    and requests whose first token is late, even if they still wait."""
 
     __pydantic_config__: ClassVar = _PART
 
@@ -110,15 +114,15 @@ class SloCounts:
     in_time: Count
     """Requests that kept the slo."""
     late: Count
-    """Requests without a first token that are later than the slo allows, now."""
+    """Requests that are late now: they have no first token yet, and the slo's time has passed."""
 
 
 MEASURED_BYTES: Final = 16 << 20
-"""Read before a rate is given: the first reads open connections."""
+"""Bytes that must be read before a rate is reported, because the first reads open connections."""
 
 
 class HandoverWire(ContractModel):
-    """What carries KV pages to or from an engine."""
+    """Backend and protocol that carry KV pages to or from an engine."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
@@ -130,7 +134,7 @@ class HandoverWire(ContractModel):
 
 
 def read_rate(read_bytes: int, read_seconds: float) -> float | None:
-    """GB/s of one read, with two digits; None until enough was read."""
+    """Rate in GB/s, with two digits; None until `MEASURED_BYTES` were read."""
     if read_bytes < MEASURED_BYTES or read_seconds <= 0:
         return None
     return float(f"{read_bytes / read_seconds / 1e9:.2g}")
@@ -142,12 +146,12 @@ MAX_INTERVAL_SECONDS: Final = 60.0
 
 
 def router_name(draw: int, interval_seconds: float) -> str:
-    """A router's name, which tells it apart from others, and says how often it asks."""
+    """A router's name, which identifies it and says how often it polls."""
     return f"{draw:016x};{interval_seconds:g}"
 
 
 def router_seconds(name: str) -> float:
-    """Time for which a router counts after it has asked: three intervals of its requests."""
+    """Time after a router's poll for which the router counts as alive: three of its intervals."""
     try:
         seconds = float(name.partition(";")[2])
     except ValueError:
@@ -156,8 +160,8 @@ def router_seconds(name: str) -> float:
 
 
 class LoadReport(ContractModel):
-    """One engine's load at `time_seconds`. NaN and infinity are refused: they would
-    go on to all who read the load of a service."""
+    """One engine's load at `time_seconds`. NaN and infinity are refused, because they would spread
+    to all readers of a service's load."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
@@ -167,9 +171,9 @@ class LoadReport(ContractModel):
     revision: str | None = None
     """Revision of the engine's pool; absent outside a cluster."""
     kv_fingerprint: KvFingerprint | None = None
-    """Absent where it hands no KV cache over."""
+    """KV fingerprint of the engine; absent if it hands no KV cache over."""
     accelerator: Accelerator | None = None
-    """What the engine computes on, as it has found it; absent on CPUs."""
+    """Accelerator that the engine has found; absent on CPUs."""
     time_seconds: float
     """Unix time at which the engine process made the report."""
     draining: bool
@@ -182,22 +186,24 @@ class LoadReport(ContractModel):
     """Version of the protocol between prefill and decode engines, which must be equal. Absent in
     role mixed."""
     handover: HandoverWire | None = None
-    """Absent in role mixed."""
+    """Backend and rate of the hand-over; absent in role mixed."""
     private_calls: bool = False
-    """Whether it takes private calls, and so goes on with answers that another engine began."""
+    """Whether the engine takes private calls, and so can continue answers that another engine
+    began."""
     answer_identity: str | None = None
-    """Opaque: an answer goes on only between engines that say the same."""
+    """Opaque text: an answer can be continued only by an engine with an equal one."""
     figures: EngineFigures
     slo: SloCounts | None = None
-    """Absent without an slo and in role prefill."""
+    """Counts of requests that kept the slo; absent without an slo and in role prefill."""
     routers: Count = 0
-    """Routers that ask for the load, by `ROUTER_HEADER`."""
+    """Number of routers that poll the load, identified by `ROUTER_HEADER`."""
     adapters: dict[str, str] = Field(default_factory=dict)
-    """Loaded adapters: by name, a key that is equal where their files are."""
+    """Keys of loaded adapters by name; a key is equal where the adapter's files are equal."""
     adapters_failed: dict[str, str] = Field(default_factory=dict)
-    """Adapters that could not be loaded: by name, why."""
+    """Reasons why adapters could not be loaded, by name."""
     adapters_file: str | None = None
-    """`adapters_digest` of the file that the engine has followed, as far as it could."""
+    """`adapters_digest` of the followed file in the version that the engine has applied as far as
+    it could."""
 
 
 EngineCondition = Literal["ready", "unready", "draining", "failing"]
@@ -208,46 +214,47 @@ class EngineLoad(ContractModel):
     """One engine as the router sees it."""
 
     name: str
-    """The pod's name, or the URL of an engine that has none."""
+    """Name of the engine's pod; without a pod the engine's URL."""
     url: str
     condition: EngineCondition
     inflight_requests: int
-    """Requests that this router is having served by the engine."""
+    """Requests of this router that the engine is serving."""
     report: LoadReport | None = None
     report_age_seconds: float | None = None
-    """Since the report arrived, by the router's clock; absent with the report."""
+    """Seconds since the report arrived, by the router's clock; absent without a report."""
 
 
 class Ledger(ContractModel):
-    """What became of the requests for completions that a router got since its start: each is
-    counted in one field. It is answered on `GET /ledger`."""
+    """Outcomes of all requests for completions that a router got since its start; each request
+    counts in one field. Served at `GET /ledger`."""
 
     answered: Count = 0
-    """The whole answer was sent, and no engine broke off."""
+    """Requests whose whole answer was sent by one engine."""
     resumed: Count = 0
-    """The whole answer was sent; another engine had gone on with it, or began it anew."""
+    """Requests whose whole answer was sent after another engine had continued or restarted it."""
     refused: Count = 0
-    """Not served, and the client was told why: 4xx, or 503 before an answer began."""
+    """Requests not served, with a reason for the client: 4xx, or 503 before an answer began."""
     abandoned: Count = 0
-    """The client left, or did not read."""
+    """Requests whose client disconnected or did not read."""
     lost: Count = 0
-    """Accepted and not answered: 500, 502 or 504, or an answer that broke off and that no engine
-    could end."""
+    """Requests accepted but not answered: 500, 502 or 504, or an answer that broke off and that no
+    engine could finish."""
     open: Count = 0
-    """Not ended yet."""
+    """Requests that have not ended yet."""
 
 
 class ServiceLoad(ContractModel):
-    """All engines of a service, and what waits in this router."""
+    """All engines of a service, and the requests that wait in this router."""
 
     draining: bool
-    """The router itself is leaving: ask another."""
+    """Whether the router itself is draining; clients should ask another router."""
     discovered: bool
     """Whether the list of engines was read; an empty list before that means nothing."""
     waiting_requests: int
     """Requests held by this router because no engine is usable."""
     engines: tuple[EngineLoad, ...]
     picks: Mapping[str, int] = Field(default_factory=dict)
-    """Requests given to an engine or a pair since this router's start, by why it was that one."""
+    """Requests given to an engine or a pair since this router's start, by the reason of the
+    choice."""
     last_pick: str | None = None
-    """The last of them: the request's id, the engines and their loads, for people."""
+    """Text about the latest choice: the request's id, the engines and their loads."""

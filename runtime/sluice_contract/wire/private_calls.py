@@ -1,8 +1,8 @@
 """Private calls: how the router sends a request so that another engine can resume its answer.
 
-A private call is a POST to a route that generates, with a signed header. Its body is one line of
-JSON, `CallHead`, and then the client's body as it came: nothing of the client's is read as ours.
-The answer is an event stream whose comment lines, `EventComment`, tell what a resume needs. Pure.
+A private call is a POST to a generating route, with a signed header. Its body is one line of JSON,
+`CallHead`, then the client's body unchanged, so that no field of the client is taken for ours. The
+answer is an event stream; its comment lines, `EventComment`, hold what a resume needs. Pure.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ ROLE_PATH: Final = "/role"
 HAND_BACK_PATH: Final = "/hand-back"
 """Path at which an engine is asked for requests that it has not begun."""
 MAX_HAND_BACK: Final = 64
-"""Requests that one such call may name."""
+"""Most requests that a call of `HAND_BACK_PATH` may name."""
 RESUME_MISMATCH: Final = "resume_mismatch"
 """Error code of a 409: this engine would not continue from the same prompt."""
 MORE_LINE: Final = b': {"more":true}\n'
-"""First line of an event that belongs to the next one: they are passed on together, or not at
-all."""
+"""First line of an event that must be passed on together with the next one, or not at all."""
 _LABEL: Final = b"sluice private call 1\0"
 
 
@@ -49,19 +48,20 @@ class Score(_Value, frozen=True, array_like=True):
 
 
 class AnswerStart(_Value, frozen=True):
-    """Identity of an answer, from the first comment of its stream; a resume gives it back."""
+    """Identity of an answer, from the first comment of its stream; a resume sends it to the new
+    engine."""
 
     id: str
     created: int
     prompt_hash: str
     """Hash of the token ids of all prompts."""
     max_tokens: list[int]
-    """Token limit of each choice; so there are as many choices."""
+    """Token limits, one for each choice, so the length is the number of choices."""
     prompt_tokens: int = 0
     """Tokens of all prompts together."""
     answer_identity: str = ""
-    """Answer identity of the engine that began it, as in its load report: engines with another one
-    do not continue it."""
+    """Answer identity of the engine that began the answer, from its load report. An engine with
+    another identity does not continue the answer."""
 
 
 class ChoiceSoFar(_Value, frozen=True):
@@ -72,7 +72,7 @@ class ChoiceSoFar(_Value, frozen=True):
     """Scores of the ids, one for each, or none at all."""
     cached: int = 0
     finished: bool = False
-    """Whether its last event, with its finish reason, was passed on."""
+    """Whether the choice's last event, with its finish reason, was passed on."""
 
 
 class Resume(_Value, frozen=True):
@@ -89,8 +89,8 @@ class CallHead(_Value, frozen=True):
     """A 63-bit seed for requests without one, so that all attempts sample the same tokens."""
     resume: Resume | None = None
     waited_seconds: float = 0.0
-    """Seconds since the router had the request: the deadlines of one that has not begun count from
-    then."""
+    """Seconds since the router received the request, from which the deadlines of a request that has
+    not begun count."""
     moved: int = 0
     """Number of times that engines have handed the request back."""
     prompt_counted: bool = False
@@ -98,8 +98,8 @@ class CallHead(_Value, frozen=True):
 
 
 class EventComment(_Value, frozen=True):
-    """`: ` and this as JSON, on the line before an event's data or alone: what is covered by all
-    that was sent so far, this event included."""
+    """State of the answer after this event, for a resume. Sent as `: ` and JSON, on the line before
+    an event's data or alone."""
 
     start: AnswerStart | None = None
     """Start of the answer, in the first comment only."""
@@ -108,11 +108,11 @@ class EventComment(_Value, frozen=True):
     scores: list[tuple[int, list[Score]]] = []
     """The scores of these ids, if the client asked for logprobs."""
     cached: list[tuple[int, int]] = []
-    """Choices and their cached prompt tokens, with the first ids of each."""
+    """Choices and their numbers of cached prompt tokens; sent with a choice's first ids."""
     f: list[int] = []
     """Choices that finish with this event."""
     last: bool = False
-    """Nothing but `[DONE]` follows this event."""
+    """Whether only `[DONE]` follows this event."""
 
 
 _HEAD: Final = msgspec.json.Decoder(CallHead)
@@ -121,7 +121,7 @@ _ENCODER: Final = msgspec.json.Encoder()
 
 
 def head_line(head: CallHead) -> bytes:
-    """Line before the client's body."""
+    """The line with the head, to send before the client's body."""
     return _ENCODER.encode(head) + b"\n"
 
 
@@ -129,14 +129,14 @@ def split_body(body: bytes) -> tuple[CallHead, bytes]:
     """Head and client's body.
 
     Raises:
-        ValueError: there is no such head; names the key.
+        ValueError: the body has no valid head; the message names the key.
     """
     line, _, client_body = body.partition(b"\n")
     return _HEAD.decode(line), client_body
 
 
 def comment_line(comment: EventComment) -> bytes:
-    """The line, with its end."""
+    """The comment as a line, with its line end."""
     return b": " + _ENCODER.encode(comment) + b"\n"
 
 
@@ -144,13 +144,13 @@ def read_comment(line: bytes) -> EventComment:
     """The content of a line that begins with `: `; its end may be there or not.
 
     Raises:
-        ValueError: it has another content.
+        ValueError: the line holds no `EventComment`.
     """
     return _COMMENT.decode(line[2:])
 
 
 def signed_call(key: bytes, request_id: str, bound: Bound, now_unix: float) -> str:
-    """The header's value, for this request with this path and body."""
+    """The private header's value for a request with the path and body of `bound`."""
     return signed_claims(key, _LABEL, {}, request_id, now_unix, bound)
 
 
@@ -160,7 +160,8 @@ def verified_call(
     """Proof that the request is a private call, if `refuse_other_body` accepts its body.
 
     Raises:
-        InvalidSignatureError: not signed with these keys, for another request, or too long ago.
+        InvalidSignatureError: the header was not signed with these keys, or for another request, or
+            too long ago.
     """
     try:
         _, digest = verified_claims(keys, _LABEL, value, request_id, path, now_unix)

@@ -1,7 +1,7 @@
 """Sends spans to an OpenTelemetry collector, from its own thread and in batches.
 
-OpenTelemetry is imported only when it is opened. Spans that the collector does not take in time are
-dropped, so that no request waits.
+OpenTelemetry is imported only if tracing is configured. Spans that the collector does not accept in
+time are dropped, so that no request waits.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from sluice_contract.wire.spans import Record, Span, ids_of
 
 SERVICE_PREFIX: Final = "sluice-"
 EXPORT_SECONDS: Final = 2.0
-"""How long a collector may take for a batch, and the process waits for it at its end."""
+"""Time that a collector may take for a batch, and that the process waits for the collector when it
+ends."""
 
 
 @contextmanager
 def span_recorder(
     tracing: Tracing | None, process: str, **resource: str
 ) -> Iterator[Record | None]:
-    """Recorder of the spans of this process, which sends the last ones at the end; None where there
-    is no configuration. `process`: router, api or engine; `resource`: further names of the process.
+    """Recorder of this process's spans, which sends the last ones when the context ends; None if
+    tracing is not configured. `process`: router, api or engine; `resource`: further attributes of
+    the process.
 
     Raises:
         ConfigError: OpenTelemetry is not installed.
@@ -56,7 +58,7 @@ class _Exporter:
             raise ConfigError("tracing.endpoint", endpoint, allowed) from None
 
         class GivenIds(IdGenerator):
-            """Ids of the span that is being recorded."""
+            """Generator that returns the ids of the span being recorded."""
 
             trace_id = span_id = 0
 
@@ -103,7 +105,7 @@ class _Exporter:
         begun.end(self._nanoseconds(span.end_seconds))
 
     def close(self) -> None:
-        """Sends what is left, as far as there is time."""
+        """Sends the remaining spans, for at most `EXPORT_SECONDS`."""
         ending = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
         ending.start()
         ending.join(EXPORT_SECONDS)

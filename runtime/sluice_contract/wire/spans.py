@@ -1,4 +1,5 @@
-"""Spans: what one process did for a request, when, and as part of what.
+"""Trace spans: each is a piece of work that a process did for a request, with its times and its
+parent.
 
 A finished span is a value; `span_export` sends it if configured. Only requests with a sampled
 `traceparent` have spans.
@@ -19,23 +20,23 @@ Attributes = Mapping[str, AttributeValue]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One piece of work. Times are of the machine's monotonic clock, in seconds."""
+    """One piece of work. Times are seconds of the machine's monotonic clock."""
 
     name: str
     traceparent: str
-    """The trace's and its own id."""
+    """W3C traceparent with the trace's id and the span's own id."""
     parent: str | None
-    """Traceparent of the span it is a part of; None: the trace begins here."""
+    """Traceparent of the parent span; None: the trace begins here."""
     start_seconds: float
     end_seconds: float
     kind: SpanKind = "internal"
     attributes: Attributes = field(default_factory=dict)
     error: str | None = None
-    """Error, if something went wrong."""
+    """Error message if the work failed."""
 
 
 Record = Callable[[Span], None]
-"""Takes a finished span; never waits, never raises."""
+"""Function that takes a finished span; never waits, never raises."""
 
 
 def record_part(
@@ -45,8 +46,8 @@ def record_part(
     seconds: tuple[float, float],
     attributes: Attributes,
 ) -> None:
-    """Records a part of the span `parent`, from start to end, if it is sampled and spans are
-    recorded."""
+    """Records a child of the span `parent`, if the trace is sampled and there is a recorder.
+    seconds: start and end."""
     if record is not None and is_sampled(parent):
         record(Span(name, child_of(parent), parent, *seconds, attributes=attributes))
 
@@ -60,7 +61,8 @@ _SAMPLED: Final = 1
 
 
 def trace_id(traceparent: str | None) -> str | None:
-    """32 hexadecimal digits; None if the header is missing or not W3C-conformant."""
+    """Trace id of a traceparent, 32 hexadecimal digits; None if the header is missing or not
+    W3C-conformant."""
     match = _TRACEPARENT.fullmatch(traceparent or "")
     return match[1] if match else None
 
@@ -71,28 +73,28 @@ def new_traceparent(*, sampled: bool = False) -> str:
 
 
 def child_of(traceparent: str) -> str:
-    """A part of the span with this traceparent, sampled if that is."""
+    """Traceparent of a new child of the span `traceparent`; sampled if the parent is."""
     version, trace, _, flags = traceparent.split("-")
     return f"{version}-{trace}-{secrets.token_hex(8)}-{flags}"
 
 
 def unsampled(traceparent: str) -> str:
-    """Traceparent of this span, not to be recorded."""
+    """The traceparent with its sampled flag cleared, so that no one records its spans."""
     head, _, flags = traceparent.rpartition("-")
     return f"{head}-{int(flags, 16) & ~_SAMPLED:02x}"
 
 
 def is_sampled(traceparent: str) -> bool:
-    """Whether its spans are recorded; not if it is no traceparent."""
+    """Whether spans of the traceparent are recorded; False if it is not valid."""
     match = _TRACEPARENT.fullmatch(traceparent)
     return match is not None and bool(int(match[3], 16) & _SAMPLED)
 
 
 def ids_of(traceparent: str) -> tuple[int, int]:
-    """The numbers of trace and span.
+    """Ids of trace and span, as numbers.
 
     Raises:
-        ValueError: it is no traceparent.
+        ValueError: the text is not a valid traceparent.
     """
     match = _TRACEPARENT.fullmatch(traceparent)
     if match is None:

@@ -1,8 +1,8 @@
 """Signed header in which the router tells an engine about the tenant of a request.
 
-The salt in it separates the cached prefixes of tenants, and the priority bounds limit theirs. The
-salt is derived from the service's key, so no client can guess it. Engines do not get the tenant's
-API key, nor its name, which only the router's spans carry. Pure functions.
+Its salt separates the cached prefixes of tenants; its bounds limit the priorities of their
+requests. The salt is derived from the service's key, so no client can guess it. Engines get neither
+the tenant's API key nor its name; only the router's spans carry the name. Pure functions.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class TenantClaims(ContractModel):
 
 
 def claims_of(key: bytes, tenant: Tenant) -> TenantClaims:
-    """Claims that engines get about a tenant. Its salt stays equal while the signing key does."""
+    """Claims that engines get about a tenant. The salt changes only with the signing key."""
     most = MAX_PRIORITY if tenant.max_priority is None else tenant.max_priority
     default = tenant.default_priority
     return TenantClaims(
@@ -52,7 +52,7 @@ def claims_of(key: bytes, tenant: Tenant) -> TenantClaims:
 def signed_tenant(
     key: bytes, claims: TenantClaims, request_id: str, now_unix: float, bound: Bound
 ) -> str:
-    """The header's value, good for this request and for `handover.HEADER_SECONDS`."""
+    """The header's value, valid for this request for `handover.HEADER_SECONDS`."""
     return signed_claims(key, _HEADER_LABEL, claims.to_json_dict(), request_id, now_unix, bound)
 
 

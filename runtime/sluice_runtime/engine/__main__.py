@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from sluice_runtime.parallel.joined import JoinedRanks
 
 EXIT_STARTUP = 2
-"""The configuration, the weights or the memory are at fault: a restart will not help."""
+"""Exit code if configuration, weights or memory prevent the start; a restart will not help."""
 EXIT_CRASH = 1
 
 
@@ -79,13 +79,13 @@ class Ends:
     link: EngineLink
     wakeup: Wakeup
     stops: Sequence[int]
-    """Numbers of the signals that have come."""
+    """Numbers of the signals that have arrived."""
     ranks: JoinedRanks
 
 
 def read_config(path: Path, accelerator_json: str | None) -> EngineConfig:
-    """Configuration of the file. Sizes of a GPU that it does not name come from `accelerator_json`,
-    the detected one, if given.
+    """Configuration in the file. `accelerator_json`: the detected accelerator, from which missing
+    sizes of a GPU are taken.
 
     Raises:
         InvalidConfigError: the file cannot be read or used.
@@ -102,7 +102,7 @@ def read_config(path: Path, accelerator_json: str | None) -> EngineConfig:
 
 
 def _handover_keys(config: EngineConfig) -> Keys:
-    """The service's keys; none for a mixed engine, which needs none."""
+    """The service's keys; empty for a mixed engine, which needs none."""
     if config.role is Role.MIXED:
         return tuple
     try:
@@ -128,7 +128,7 @@ def _serve(config: EngineConfig, link: EngineLink, wakeup: Wakeup) -> None:
         signal.signal(number, lambda received, _: stops.append(received))
     spec = spec_from(files.config)
     smallest = smallest_gpu_bytes(planned.accelerator, planned.tensor_parallel_size)
-    # Before the other ranks are started, whose configuration this is.
+    # Before the other ranks start, because they get this configuration.
     sized = with_running_requests(planned, spec, smallest)
     with closing(compiler_of(files, spec.vocabulary_size, wakeup.set)) as compiler:
         if unusable(files) is None:
@@ -147,7 +147,7 @@ def _serve(config: EngineConfig, link: EngineLink, wakeup: Wakeup) -> None:
 
 
 def _run(config: ResolvedConfig, engine: Engine, keys: Keys, ends: Ends) -> None:
-    """Runs the engine from its first step to the signal, in one role after the other."""
+    """Runs the engine from its first step until a signal, in one role after the other."""
     from sluice_runtime.engine.prepare import capture_missing_graphs, prepare
 
     prepare(config, engine)
@@ -173,8 +173,8 @@ def _run_in_role(
     *,
     took: bool = False,
 ) -> Role | None:
-    """Runs the engine in the role of `config`, until the signal or a change to another role, which
-    is returned. `took`: the engine had another role before."""
+    """Runs the engine in the role of `config` until a signal or a change of role; returns the new
+    role, or None. `took`: whether the engine had another role before."""
     from sluice_runtime.engine.handover import started_role
     from sluice_runtime.engine.loop import Clock, EngineLoop, Pipeline
     from sluice_runtime.engine.outbox import step_limit_seconds

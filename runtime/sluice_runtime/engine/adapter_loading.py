@@ -1,8 +1,8 @@
-"""Loads the adapters of an engine's configuration, and those that come and go in a file it follows.
+"""Loads the adapters of an engine's configuration, and those of a file that changes while it runs.
 
-Files are read in a thread of their own, so that no step waits for them. An adapter that is in the
-file no more takes no new requests; its memory is freed once the last one has ended. One whose new
-version cannot be loaded stays. Knows no row and no slot.
+Files are read in a separate thread, so that no step waits for them. An adapter that left the file
+takes no new requests; its memory is freed after its last request. If an adapter's new version
+cannot be loaded, the old one stays. Knows no row and no slot.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from sluice_runtime.wire.messages import Adapters, LoadedAdapter
 _log = logging.getLogger("sluice.engine")
 
 MAX_WHY: Final = 512
-"""Maximum characters of the reason why an adapter is not loaded, in load reports; the log has
-all."""
+"""Longest reason, in characters, that a load report gives for an adapter that is not loaded; the
+log has all of it."""
 POLL_SECONDS: Final = 1.0
 RETRY_POLLS: Final = 10
 """Polls of the file between two attempts to load an adapter that failed."""
@@ -45,7 +45,8 @@ class Loaded:
 
 @dataclass(frozen=True)
 class FileAdapters:
-    """Adapters that the file names: those that are loaded, and the reason why others are not."""
+    """Adapters that the file names: the loaded ones, and why each of the others could not be
+    loaded."""
 
     loaded: tuple[Loaded, ...] = ()
     failed: Mapping[AdapterRef, str] = field(default_factory=dict)
@@ -61,12 +62,13 @@ class AdapterScheduler(Protocol):
 
 
 class AdapterLoader:
-    """Loads adapters from the configuration and from a file, which all ranks follow, so that no
-    step reads one. Requests may name what the first rank has loaded. Used by the engine's loop, and
-    by a thread of its own, which replaces `_in_file`."""
+    """Loads adapters from the configuration and from a file. All ranks follow the file; requests
+    may name adapters that the first rank has loaded. Used by the engine's loop and by the thread
+    that follows the file, which replaces `_in_file`."""
 
     def __init__(self, table: AdapterTable, names: Iterable[str], file: Path | None) -> None:
-        """`names`: of the model, which no adapter may have. `file`: the one to follow, if any."""
+        """`names`: the model's names, which no adapter may have. `file`: the file to follow, if
+        any."""
         self.table = table
         self._names = frozenset(names)
         self._file = file
@@ -99,7 +101,7 @@ class AdapterLoader:
             yield
             return
         closed = threading.Event()
-        # A daemon: the engine's end waits for no file.
+        # A daemon thread, so that the engine can end while a file is read.
         arguments = (on_change, closed)
         threading.Thread(target=self._follow, args=arguments, name="adapters", daemon=True).start()
         try:
@@ -137,8 +139,8 @@ class AdapterLoader:
         return self.adapters
 
     def take_change_beside_rows(self) -> None:
-        """Does what `take_change` does on a rank without a scheduler: an adapter that has gone
-        stays as long as a row has it."""
+        """Does what `take_change` does, on a rank without a scheduler: an adapter that left the
+        file stays until no row uses it."""
         self.take_change(_Rows(self.table))
 
     def _follow(self, on_change: Callable[[], None], closed: threading.Event) -> None:
@@ -175,8 +177,8 @@ class AdapterLoader:
     def _loaded(
         self, refs: Iterable[AdapterRef], failed: dict[AdapterRef, str]
     ) -> Iterator[Loaded]:
-        """Adapters of `refs` that are or can be loaded. The reason why others cannot goes into
-        `failed`; their earlier version stays, if there is one."""
+        """Adapters of `refs` that are loaded now or could be loaded. Why others could not is
+        written to `failed`; their earlier version stays, if there is one."""
         known = {loaded.ref: loaded for loaded in self._in_file.loaded}
         before = {loaded.ref.name: loaded for loaded in self._in_file.loaded}
         names = self._names | {loaded.ref.name for loaded in self._configured}
@@ -190,7 +192,7 @@ class AdapterLoader:
                     yield self._load(ref)
                 except ModelLoadError as error:
                     failed[ref] = str(error)
-                except Exception as error:  # no adapter may keep others from being loaded
+                except Exception as error:  # one adapter's failure must not stop the others
                     failed[ref] = f"{type(error).__name__}: {error}"
                 if ref in failed and ref.name in before:
                     failed[ref] += "; the version before is served"

@@ -1,9 +1,9 @@
 """Adapters of one rank: which row has which, and which are in the device's slots.
 
-An adapter that was read stays in the host's memory, and is copied into a slot of the device when a
-row of a step has it. The slot is that of the least recently used adapter, without those of the same
-step, which the scheduler keeps few enough. A rank after the first that has not read one yet when a
-row first has it reads it within the step. Knows no layer and no file format.
+A loaded adapter stays in host memory, and is copied into a slot of the device when a row in a step
+has it. It replaces the least recently used adapter that the step does not need; the scheduler makes
+sure that there is one. A rank other than the first may not have read an adapter yet when a row
+first has it; it then reads the adapter within the step. Knows no layer and no file format.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class AdapterTable:
         """Reads this rank's part of an adapter; may be called in any thread.
 
         Raises:
-            ModelLoadError: it cannot be used; one line that says why.
+            ModelLoadError: the adapter cannot be used; one line that says why.
         """
         return read_adapter(folder, self._bank, self._shard)
 

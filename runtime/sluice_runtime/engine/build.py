@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     from sluice_runtime.engine.host_cache import HostCache
 
 MAX_MASK_THREADS: Final = 8
-"""For the rows of one step that have grammars."""
+"""Most threads that compute the masks of one step."""
 
 
 @dataclass(frozen=True)
@@ -89,12 +89,12 @@ class EngineHooks:
 
     page_order: Sequence[int] | None = None
     poison_freed_pages: bool = False
-    """Fill freed pages with NaN, so that a read after the free is noticed."""
+    """Whether freed pages are filled with NaN, so that a read after the free is noticed."""
     on_logits: OnLogits | None = None
     device: Device | None = None
-    """Instead of the one of the configuration's accelerator."""
+    """Device to use instead of the configuration's accelerator."""
     device_memory: DeviceMemory | None = None
-    """Instead of the device's; also makes the pool be planned as on a GPU."""
+    """Memory to use instead of the device's; if set, the pool is planned as on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -108,14 +108,15 @@ class Engine:
     pool: PagePool
     grammars: GrammarQueue
     grammar_compiler: CompileThread
-    """The owner of the engine closes it."""
+    """Thread that compiles grammars; the engine's owner closes it."""
     model: Decoder
     weights: str
-    """`weights_digest` of its model."""
+    """`weights_digest` of the model."""
     adapters: AdapterLoader | None
-    """None: there will be none."""
+    """Loader of adapters; None: the engine takes no adapters."""
     host_cache: HostCache | None
-    """None: what the prefix cache evicts is gone. The owner of the engine closes it."""
+    """Host cache for evicted prefixes, which the engine's owner closes; None: evicted prefixes are
+    lost."""
     available_bytes: int
 
     def ready(self, epoch: str) -> EngineReady:
@@ -139,7 +140,8 @@ class Engine:
     def executor(
         self, *, overlap: bool, announce: Callable[[Batch], None] | None = None
     ) -> SyncExecutor | OverlapExecutor | StreamExecutor:
-        """What runs its steps; the caller closes it. `announce` tells other ranks of each."""
+        """Executor for the engine's steps, which the caller closes. `announce`: announces each step
+        to other ranks."""
         runner: StepLauncher = self.runner
         if announce is not None:
             runner = AnnouncingRunner(runner, announce)
@@ -150,7 +152,7 @@ class Engine:
         return executor_for(runner, overlap=overlap)
 
     def sizes(self) -> StartupSizes:
-        """For the start-up line."""
+        """Sizes for the start-up line of the log."""
         settings = self.settings
         return StartupSizes(
             max_total_tokens=settings.limits.kv_pool_tokens,
@@ -170,10 +172,10 @@ def build_engine(
     group: Group = SOLO,
     on_read: OnRead = unreported,
 ) -> Engine:
-    """Loads the model and allocates the pool, on a GPU with what a full step leaves of its memory;
-    `config` has been resolved, on GPUs with or without maxRunningRequests. `compiler`: that of
-    `compiler_of`, if it was started before. `group`: the ranks of this engine, which all call this
-    at once and get pools alike. `on_read`: see `load_model`.
+    """Loads the model and allocates the pool; on a GPU the pool gets the memory that a full step
+    leaves. `config`: resolved; on GPUs maxRunningRequests may be open. `compiler`: the result of
+    `compiler_of` if it was started already. `group`: the engine's ranks, which all call this at
+    once and get equal pools. `on_read`: see `load_model`.
 
     Raises:
         StartupError: one line that says what to change.
@@ -188,19 +190,19 @@ def build_engine(
 
 @dataclass(frozen=True)
 class _Site:
-    """Where an engine is built, and what of."""
+    """Inputs for building an engine: model files, device, ranks and test hooks."""
 
     files: ModelFiles
     device: Device
     gpu_memory: DeviceMemory | None
-    """None: the pool is planned in the host's memory."""
+    """Memory of the GPU; None: the pool is planned in host memory."""
     group: Group
     hooks: EngineHooks
 
 
 @dataclass(frozen=True)
 class _Parts:
-    """Parts of an engine that are there before its pool."""
+    """Parts of an engine that are built before its pool."""
 
     loaded: LoadedModel
     placement: Placement
@@ -214,7 +216,7 @@ class _Parts:
         return PagePool(shape, pages, page_size, self.device.place, draft)
 
     def runner(self, pool: PagePool) -> Runner:
-        """A runner over `pool`, with rows of its own."""
+        """A runner over `pool`, with new rows."""
         rows = _rows(self.loaded, pool, self.device, self.matchers, self.adapters)
         return _runner(self.loaded, pool, rows, self.device, self.on_logits)
 
@@ -239,7 +241,8 @@ def _load(config: PlannedConfig, site: _Site, on_read: OnRead) -> _Parts:
 
 
 def _measured_pages(parts: _Parts, site: _Site) -> int:
-    """Pages of this rank's pool: in a GPU's memory, or in the host's beside what grammars need."""
+    """Number of pages of this rank's pool: in a GPU's memory, or in the host memory that grammars
+    leave."""
     if site.gpu_memory is not None:
         return pages_in_device_memory(parts.loaded, site.gpu_memory, parts.pool, parts.runner)
     grammar_bytes = GRAMMAR_BYTES if unusable(site.files) is None else 0
@@ -252,7 +255,7 @@ def _assemble(parts: _Parts, site: _Site, pages: int, compiler: CompileThread | 
     compiler = compiler or compiler_of(site.files, model.spec.vocabulary_size)
     settings = _settings(loaded, pages, tier_pages(loaded), parts.adapters)
     pool = _allocated_pool(settings, parts)
-    # Before grammars are given what the host has left.
+    # Allocated first: grammars get what is left of host memory.
     cache = _host_cache(loaded.config, settings, pool)
     held_as = _held_as(parts.placement, model)
     return Engine(
@@ -272,7 +275,7 @@ def _assemble(parts: _Parts, site: _Site, pages: int, compiler: CompileThread | 
 
 
 def _held_as(placement: Placement, model: Decoder) -> str:
-    """What else than files decides which keys and values a model computes: see `LongRope`."""
+    """Facts besides the files that change a model's keys and values: see `LongRope`."""
     scaling = model.spec.rope.scaling
     is_long = isinstance(scaling, LongRope) and scaling.is_long
     return f"{placement.weights}, long factors" if is_long else placement.weights
@@ -287,7 +290,8 @@ def _placement(config: ResolvedConfig, context: int, device: Device, group: Grou
 def _fitted(
     config: PlannedConfig, spec: ModelSpec, gpu_memory: DeviceMemory | None, group: Group
 ) -> ResolvedConfig:
-    """The process set up for the engine, and its settings with all that the GPU's size decides."""
+    """Sets up the process for the engine; returns the configuration completed with settings that
+    depend on the GPU's size."""
     host.keep_freed_memory()
     torch.set_num_threads(config.threads or processors())
     if isinstance(config, ResolvedConfig):
@@ -313,7 +317,7 @@ def _rows(
 def _runner(
     loaded: LoadedModel, pool: PagePool, rows: RowState, device: Device, on_logits: OnLogits | None
 ) -> Runner:
-    """With what drafts for it, a head or a model."""
+    """A runner over `pool`, with the draft head or draft model if there is one."""
     draft = loaded.draft
     if draft is None or isinstance(draft, Decoder):
         drafts = model_drafts(draft, pool, rows, device)
@@ -329,7 +333,7 @@ def _settings(
     loaded: LoadedModel, pages: int, tier: HostPages | None, loader: AdapterLoader | None
 ) -> SchedulerSettings:
     """Settings of a scheduler over `pages` and the pages of the host `tier`."""
-    # Adapters and what drafts follow whole steps only.
+    # Adapters and drafting work with whole steps only.
     layers = 1 if loader or loaded.draft else loaded.model.spec.layers
     settings = scheduler_settings(loaded.config, loaded.context_tokens, pages, layers)
     return replace(settings, host_pages=tier)
@@ -355,7 +359,7 @@ def _allocated_pool(settings: SchedulerSettings, parts: _Parts) -> PagePool:
 def _scheduler(
     settings: SchedulerSettings, pool: PagePool, hooks: EngineHooks, loader: AdapterLoader | None
 ) -> Scheduler:
-    """That knows the adapters that are loaded."""
+    """A scheduler that knows the loaded adapters."""
     freed = pool.poison if hooks.poison_freed_pages else None
     scheduler = Scheduler(settings, PageAllocator(pool.pages, hooks.page_order, freed))
     if loader is not None:
@@ -379,7 +383,7 @@ def _loaded(
 
 
 def _slots(config: ResolvedConfig, context_tokens: int) -> SlotShape | None:
-    """For the adapters of one step; None: there will be none."""
+    """Sizes of the adapter slots of one step; None: the engine takes no adapters."""
     if not config.adapters and config.adapters_file is None:
         return None
     folders = [adapter_folder(adapter.uri) for adapter in config.adapters]
@@ -396,7 +400,8 @@ def _slots(config: ResolvedConfig, context_tokens: int) -> SlotShape | None:
 def _adapter_loader(
     config: ResolvedConfig, model: Decoder, placement: Placement, device: Device
 ) -> AdapterLoader | None:
-    """With all adapters that there are now; None: the model takes none."""
+    """Loader with all adapters that exist now already loaded; None: the engine takes no
+    adapters."""
     if model.adapters is None:
         return None
     rows, file = config.max_running_requests, config.adapters_file
@@ -413,5 +418,5 @@ def _name(dtype: torch.dtype) -> str:
 def compiler_of(
     files: ModelFiles, vocabulary_size: int, on_compiled: Callable[[], None] = lambda: None
 ) -> CompileThread:
-    """What compiles grammars for the model, not started yet."""
+    """The thread that compiles grammars for the model, not started yet."""
     return CompileThread(lambda: token_bytes(files, vocabulary_size), on_compiled)

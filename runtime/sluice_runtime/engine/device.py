@@ -1,5 +1,5 @@
-"""How a step's numbers reach the device that computes it, how its results come back, and what an
-allocation that fails there is called. Knows no batch and no model.
+"""Moves a step's numbers to the device that computes it and its results back, and turns failed
+allocations there into errors. Knows no batch and no model.
 
 On a CPU numbers and results are in the host's own memory. On a GPU numbers go through pinned
 buffers, in the order of the current stream, and nothing waits until the results are read.
@@ -44,7 +44,7 @@ class Event(Protocol):
 
 
 class Device(Protocol):
-    """Takes numbers and gives results, in the order of its steps."""
+    """Device that computes steps; copies and results keep the order of the steps."""
 
     @property
     def place(self) -> torch.device: ...
@@ -55,8 +55,8 @@ class Device(Protocol):
         ...
 
     def upload(self, columns: Sequence[Column]) -> Sequence[Tensor]:
-        """One tensor for each of the columns, which have one dtype: one copy carries them all. The
-        columns may be used again at once, unless the device is the host: see `HostDevice`."""
+        """One tensor for each column; all columns have one dtype and travel in one copy. The caller
+        may overwrite the columns at once, unless the device is the host: see `HostDevice`."""
         ...
 
     def mirror(self, table: Column) -> Tensor:
@@ -64,12 +64,12 @@ class Device(Protocol):
         ...
 
     def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
-        """Sends tensors to the host; they are not to be changed afterwards."""
+        """Sends tensors to the host; the caller must not change them afterwards."""
         ...
 
 
 def upload_mixed(device: Device, columns: Sequence[Whole | Real]) -> list[Tensor]:
-    """One tensor for each column; one copy carries whole numbers and others."""
+    """One tensor for each column; whole and real numbers travel in one copy."""
     words: list[NDArray[Any]] = [column.view(np.int64) for column in columns]
     received = zip(columns, device.upload(words), strict=True)
     return [
@@ -108,7 +108,7 @@ class StreamDevice:
         event: Callable[[], Event],
         buffers: int = STAGING_BUFFERS,
     ) -> None:
-        """`allocate` makes a buffer of so many bytes that the device can copy from."""
+        """`allocate(n)` makes a buffer of n bytes that the device can copy from."""
         self.place = place
         self._event = event
         self._ring = [_StagingBuffer(allocate, event()) for _ in range(buffers)]
@@ -127,7 +127,7 @@ class StreamDevice:
         return torch.from_numpy(table).to(self.place, copy=True)
 
     def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
-        """Starts the copies; torch uses pinned memory of its own when asked not to wait."""
+        """Starts the copies without waiting; torch then copies into pinned memory of its own."""
         event = self._event()
         sent = [tensor.to(CPU, non_blocking=True) for tensor in tensors]
         event.record()
@@ -175,7 +175,7 @@ def step_device(accelerator: Accelerator | None, index: int = 0) -> Device:
     """The device of an engine with this accelerator; `index`: which GPU of the container.
 
     Raises:
-        AcceleratorMissingError: torch cannot use it.
+        AcceleratorMissingError: torch cannot use the accelerator.
     """
     if accelerator is None or accelerator.is_cpu:
         return HostDevice()

@@ -1,12 +1,13 @@
 """The draft model: a small model of the same vocabulary, which proposes the tokens of rows that are
 verified.
 
-It lags behind: a row's tokens are computed when the row is verified, or in steps before that, into
-pages of its own with the same numbers, so only the model's are accounted for. The batch says what
-it lacks. So while no row drafts it costs nothing. What it reads wrongly costs drafts, not answers.
+The draft model lags behind: it computes a row's tokens only when the row is verified, or in steps
+shortly before. The batch says which tokens it lacks, so it costs nothing while no row is verified.
+Its keys and values are in a pool of its own, under the page numbers of the model's pool, so only
+the model's pages are accounted for. Errors in its pages cost drafts, not answers.
 
-Drafts stay on the device until the step's results are read, unless a grammar needs them. It draws
-under the model's masks and penalties. Knows no request.
+Drafts stay on the device until the step's results are read, unless a grammar needs them. They are
+drawn under the model's masks and penalties. Knows no request.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ from sluice_runtime.scheduler.batch import Batch, ExtendRow, ForwardMode
 _PIECE: Final = 512
 """Maximum tokens that are computed at once, so that a long prompt takes little memory."""
 _FEW: Final = 8
-"""Maximum lacking tokens of a row that are computed together with its last token."""
+"""Most tokens that a row may lack so that they are computed together with its last token."""
 
 
 class DraftDraws:
-    """Draws drafts as the model will draw at their positions: under its masks and penalties."""
+    """Draws drafts as the model will draw at their positions: under the row's masks and
+    penalties."""
 
     def __init__(self, sampling: SamplingTable, matchers: Matchers, device: Device) -> None:
         self._sampling = sampling
@@ -44,8 +46,8 @@ class DraftDraws:
         self._device = device
 
     def behind(self, step: Tensor, places: Numbers, drafts: int) -> DraftsBefore | None:
-        """Drafts before the tokens to be drawn, `drafts` of each row, the last ones at `places` of
-        the step; None: there are none."""
+        """Drafts before the tokens to be drawn: each row has `drafts` of them, the last at `places`
+        in the step. None: there are no drafts yet."""
         if not drafts:
             return None
         counts = np.full(len(places), drafts)
@@ -54,8 +56,8 @@ class DraftDraws:
     def draw(
         self, logits: Tensor, rows: Numbers, positions: Numbers, drafts: DraftsBefore | None = None
     ) -> Tensor:
-        """Draws tokens: [r, vocabulary] → [r]. A row without a distribution gets any token as
-        draft."""
+        """Draws tokens: [r, vocabulary] → [r]. A row without a distribution gets an arbitrary
+        token."""
         numbers, matchers = rows.tolist(), self._matchers
         if matchers.used and matchers.follows(numbers):
             keep_to_grammars(logits, matchers, numbers, positions, drafts, self._device)
@@ -73,7 +75,7 @@ class DraftModel:
         draws: DraftDraws,
         device: Device,
     ) -> None:
-        """`pool`: the draft model's own, with as many pages as the model's."""
+        """`pool`: the draft model's pool, with as many pages as the model's pool."""
         self._model = model
         self._pool = pool
         self._rows = rows
@@ -81,11 +83,12 @@ class DraftModel:
         self._device = device
 
     def propose(self, batch: Batch, host: HostInputs, inputs: StepInputs) -> Tensor:
-        """Writes the drafts of rows that are verified into the step's tokens, where there was
-        NO_TOKEN; returns them, row after row: [drafts].
+        """Proposes drafts for verified rows: writes them into the step's tokens in place of
+        NO_TOKEN, and returns them row after row: [drafts].
 
-        One token a row at a time: each is drawn as the model draws at its position, from the draft
-        model's logits. The last draft is not computed: whether it is kept, is not known yet.
+        One pass draws one token for each row, from the draft model's logits, as the model will draw
+        at that position. The last draft's own keys and values are not computed, since it may not be
+        kept.
         """
         if not batch.verify_rows:
             self._catch_up(batch.draft_rows)
@@ -99,8 +102,9 @@ class DraftModel:
         return propose_in_turn(host, inputs, self._device, tokens_after)
 
     def _first(self, batch: Batch) -> Tensor:
-        """First draft of each verified row [r], once what the draft model lacks is computed. A few
-        tokens are computed with the row's last one, which saves a pass."""
+        """First draft of each verified row, [r], after computing the tokens that the draft model
+        lacks. If a row lacks only a few, they are computed together with its last token, which
+        saves a pass."""
         verified = {row.row for row in batch.verify_rows}
         few = {row.row: row for row in batch.draft_rows if len(row.token_ids) <= _FEW}
         few = {number: row for number, row in few.items() if number in verified}
@@ -125,8 +129,8 @@ class DraftModel:
     def _next(
         self, rows: Numbers, positions: Numbers, inputs: StepInputs, places: Numbers, drafts: int
     ) -> Tensor:
-        """Next tokens [r]: those after `places` of the step, where each row has so many drafts
-        already."""
+        """Next tokens [r], after the tokens at `places` of the step. `drafts`: how many drafts each
+        row has already."""
         position, layout, place = single_tokens(self._rows, rows, positions, self._device, places)
         hidden = self._model.hidden(inputs.token_ids[place], position, self._pool, layout)
         logits = self._model.logits(hidden)
@@ -150,14 +154,15 @@ class DraftModel:
 
 
 TokensAfter = Callable[[int, Numbers, Numbers], Tensor]
-"""(drafts that each row has already, rows, places of their last tokens in the step) → [rows]."""
+"""Function: (number of drafts that each row has, rows, places of their last tokens in the step) →
+next tokens [rows]."""
 
 
 def propose_in_turn(
     host: HostInputs, inputs: StepInputs, device: Device, tokens_after: TokensAfter
 ) -> Tensor:
-    """Writes the drafts of rows that are verified into the step's tokens, one token a row at a
-    time; returns them, row after row: [drafts]."""
+    """Proposes drafts for verified rows, one token for each row at a time: writes them into the
+    step's tokens and returns them row after row: [drafts]."""
     counts = host.drafts
     verified = slice(host.extends - len(counts), host.extends)
     begins, rows = host.rows.begins[verified], host.rows.rows[verified]
@@ -175,8 +180,8 @@ def propose_in_turn(
 def single_tokens(
     table: RowTable, rows: Numbers, positions: Numbers, device: Device, more: Numbers
 ) -> tuple[Tensor, TokenLayout, Tensor]:
-    """Inputs for one token of each of `rows`, which decodes: positions and layout, with `more` sent
-    in the same copy."""
+    """Inputs for decoding one token in each of `rows`: positions and layout. `more` is sent in the
+    same copy and returned."""
     numbers = RowNumbers(rows, np.arange(len(rows) + 1), positions + 1)
     pages = table.pages[rows, positions // table.page_size]
     columns = (positions, pages, positions % table.page_size, more)
@@ -197,8 +202,8 @@ def single_tokens(
 
 
 def _passes(rows: Sequence[ExtendRow]) -> Iterator[list[ExtendRow]]:
-    """Pieces of at most `_PIECE` tokens, each with as many rows as fit. A piece that others follow
-    fills its last page."""
+    """Passes of at most `_PIECE` tokens, each with as many rows as fit. A row that continues in the
+    next pass fills its last page."""
     together: list[ExtendRow] = []
     room = _PIECE
     for row in rows:

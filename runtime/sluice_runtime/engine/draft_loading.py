@@ -1,4 +1,4 @@
-"""Loads what drafts for a model: a smaller model, or a head."""
+"""Loads a draft model or a draft head for a model."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from sluice_runtime.model.eagle import EagleHead, HeadSpec
 
 _DRAFT_WEIGHTS: Final = ("draft model weights", "more memory", "the size of the draft model")
-"""What memory is too short for, and what to change."""
+"""Text for a lack of memory: what was to be allocated, and what to change."""
 
 
 def draft_model(config: ResolvedConfig, files: ModelFiles, placement: Placement) -> Decoder | None:
-    """The model that drafts, on the same ranks as the model of `files`; None: none does."""
+    """The draft model, on the ranks of the model of `files`; None: there is none."""
     draft = resolve_draft(config)
     if draft is None or drafts_with_head(config):
         return None
@@ -49,11 +49,11 @@ def draft_model(config: ResolvedConfig, files: ModelFiles, placement: Placement)
 
 
 def spec_of_head(config: ResolvedConfig, target: ModelSpec) -> HeadSpec | None:
-    """Spec of the head that drafts, before the model is read; None: no head drafts."""
+    """Spec of the draft head, before the model is read; None: there is none."""
     draft = resolve_draft(config)
     if draft is None or not drafts_with_head(config):
         return None
-    from sluice_runtime.model.eagle import head_spec  # as below: where a head drafts alone
+    from sluice_runtime.model.eagle import head_spec  # only needed with a draft head
 
     return head_spec(draft, target)
 
@@ -73,7 +73,7 @@ def loaded_head(
 def head_drafts(
     config: ResolvedConfig, head: EagleHead, pool: PagePool, rows: RowState, device: Device
 ) -> EagleDrafts | None:
-    """Drafts of `head` for rows of `pool`; None: it drafts nothing."""
+    """Drafting by `head` for rows with pages in `pool`; None: it drafts nothing."""
     if pool.draft is None or config.speculation is None:
         return None
     from sluice_runtime.engine.draft import DraftDraws
@@ -84,8 +84,8 @@ def head_drafts(
 
 
 def _vocabularies_differ(files: ModelFiles, draft: ModelFiles) -> str | None:
-    """What a draft model has to have, if it has not. Tokens are compared where both tokenizers are
-    known."""
+    """Text about the vocabulary that the draft model should have but has not; None: it fits. Tokens
+    are compared if both tokenizers are known."""
     size, own = (spec_from(model_files.config).vocabulary_size for model_files in (files, draft))
     if own != size:
         return f"a model with the model's vocabulary of {size} tokens (it has {own})"
@@ -99,10 +99,11 @@ def _vocabularies_differ(files: ModelFiles, draft: ModelFiles) -> str | None:
 def model_drafts(
     draft: Decoder | None, pool: PagePool, rows: RowState, device: Device
 ) -> DraftModel | None:
-    """Drafts of the model `draft` for rows of `pool`; None: no model drafts."""
+    """Drafting by the model `draft` for rows with pages in `pool`; None: there is no draft
+    model."""
     if draft is None or pool.draft is None:
         return None
-    from sluice_runtime.engine.draft import DraftDraws, DraftModel  # where a model drafts alone
+    from sluice_runtime.engine.draft import DraftDraws, DraftModel  # only needed with a draft model
 
     draws = DraftDraws(rows.sampling, rows.matchers, device)
     return DraftModel(draft, pool.draft, rows.table, draws, device)

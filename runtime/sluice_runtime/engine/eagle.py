@@ -1,12 +1,14 @@
 """Drafts of an EAGLE-3 head, which computes every step after the model.
 
-It needs the hidden states of every token of a row, which are not kept. So it never lags behind: its
-keys and values lie in pages with the numbers of the model's, and share their fate, in the prefix
-cache, too. Of each row it keeps its own hidden states of the last tokens. The one before the row's
-last token proposes the first draft; each further draft costs a pass of the head.
+The head needs the model's hidden states of every token of a row, which are not kept, so it never
+lags behind. Its keys and values are in pages with the same numbers as the model's, which are cached
+and evicted together. For each row it keeps its own hidden states of the last tokens. The state of
+the token before the row's last proposes the first draft; each further draft costs a pass of the
+head.
 
-A cached page was computed with the token that followed it then. So at the end of a shared prefix
-the head may read of one other token. That costs drafts, not answers. Knows no request.
+A cached page was computed with the token that followed it in the first request. So at the end of a
+shared prefix the head may have used another next token. That costs drafts, not answers. Knows no
+request.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ class EagleDrafts:
         device: Device,
         most: int,
     ) -> None:
-        """`pool`: the head's own, with as many pages as the model's; `most`: maximum drafts of a
+        """`pool`: the head's pool, with as many pages as the model's; `most`: most drafts of a
         row."""
         self._head = head
         self._pool = pool
@@ -47,7 +49,7 @@ class EagleDrafts:
         self._draws = draws
         self._device = device
         self._width = most + 1
-        """Maximum tokens of a row in a step behind which a token is drawn."""
+        """Most tokens of a row in one step that each have a token drawn after them."""
         size = (len(rows.lengths) * self._width, head.spec.hidden_size)
         self._kept = torch.zeros(size, dtype=head.dtype, device=device.place)
         """Hidden states of the head, [rows x width, h]; see `_slots`."""
@@ -55,15 +57,15 @@ class EagleDrafts:
         """Hidden states that the model computed in this step, [n, 3 x the model's h]."""
 
     def model_hidden(self, model: Decoder, inputs: StepInputs, pool: PagePool) -> Tensor:
-        """Hidden states [n, h] of the model's step; keeps those that `follow` needs."""
+        """Computes the model's step: hidden states [n, h]. Keeps the states that `follow` needs."""
         step = inputs.token_ids, inputs.positions, pool, inputs.layout
         hidden, self._states = model.tapped(*step, self._head.taps)
         return hidden
 
     def follow(self, batch: Batch, host: HostInputs, inputs: StepInputs, tokens: Tensor) -> None:
-        """Runs the head's step after the model's. tokens: [m] drawn; each is the token after its
-        own, of a verified row as far as its drafts were right. States computed from wrong drafts
-        are overwritten with the next tokens."""
+        """Runs the head's step after the model's. tokens: [m] drawn, each the next token of its
+        position; in a verified row this holds only up to the first wrong draft. States computed
+        from wrong drafts are overwritten in the next step."""
         states, self._states = self._states, None
         assert states is not None
         slots = self._slots(host.sampled_rows, host.sampled_contexts - 1)
@@ -91,8 +93,8 @@ class EagleDrafts:
     def _next(
         self, rows: Numbers, positions: Numbers, inputs: StepInputs, places: Numbers
     ) -> Tensor:
-        """Hidden states [r, h] of the positions before the drafts at `places`, from the head's own
-        state of the position before that."""
+        """Hidden states [r, h] at the positions before the drafts at `places`. Each is computed
+        from the head's own state at the previous position."""
         slots = [self._slots(rows, positions - 2), self._slots(rows, positions - 1)]
         position, layout, others = single_tokens(
             self._rows, rows, positions - 1, self._device, np.concatenate((places, *slots))
@@ -104,7 +106,8 @@ class EagleDrafts:
         return hidden
 
     def _slots(self, rows: Numbers, positions: Numbers) -> Numbers:
-        """Slots that keep the hidden states of these tokens: a row's last ones have one each."""
+        """Slots for the hidden states of the tokens at `positions`; each of a row's last tokens has
+        one."""
         return rows * self._width + positions % self._width
 
 

@@ -1,4 +1,5 @@
-"""How steps run: in the loop's thread, in a second one, or on a device that computes meanwhile."""
+"""Executors run steps: in the loop's thread, in a second thread, or on a device that computes
+asynchronously."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ class LandingStep(Protocol):
 
 
 class StepLauncher(StepRunner, Protocol):
-    """A runner whose steps need not be waited for."""
+    """A runner that can launch a step without waiting for it."""
 
     def launch(self, batch: Batch) -> LandingStep: ...
 
@@ -107,7 +108,7 @@ class StreamExecutor:
         return self._runner.launch(batch).land
 
     def close(self) -> None:
-        """Does nothing: what was launched ends by itself."""
+        """Does nothing: launched steps end by themselves."""
 
 
 def executor_for(runner: StepRunner, *, overlap: bool) -> SyncExecutor | OverlapExecutor:

@@ -1,12 +1,13 @@
-"""Steps as CUDA graphs: the layers of a number of rows are captured once and replayed, so that a
-step costs one launch instead of hundreds.
+"""Runs steps as CUDA graphs: the layers are captured once for each batch size and replayed, so that
+a step costs one launch instead of hundreds.
 
-Captured are rows of one token. So a step serves its decode rows, and as many tokens of prompts and
-of verified rows as fit, where the contexts that these read once each are short enough.
+Graphs are captured for rows of one token. So they serve decode rows, and also tokens of prompts and
+verified rows, each as a row of its own, if these fit and their contexts, then read once for each
+token, are short enough.
 
-A graph computes exactly the rows that it was captured with, so a step takes the next larger one and
-is padded. Rows of padding write and read the pool's padding page alone, which no request has. Knows
-neither requests nor what attention plans; sampling is not captured.
+A graph computes exactly the rows that it was captured with, so a step is padded to the next larger
+graph. Padding rows write and read only the pool's padding page, which no request has. Sampling is
+not captured. Knows neither requests nor how attention is planned.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from sluice_runtime.kv.pool import PagePool
 from sluice_runtime.layers.attention import GraphAttention, RowNumbers, TokenLayout
 
 Replay = Callable[[], None]
-"""Computes what was captured once more, from the present content of the same tensors."""
+"""Function that computes a captured step again, from the present content of its tensors."""
 Capture = Callable[[Callable[[], None]], Replay]
 AGAIN_BYTES: Final = 8 << 30
-"""Maximum bytes of keys and values that a step may read more than once in order to be a graph. They
-take 2 ms on an H200, where launching a step of Llama-3-8B's shape without a graph takes 13 ms."""
+"""Most bytes of keys and values that a step may read again so that a graph can serve it. Reading
+them takes 2 ms on an H200; launching a step of Llama-3-8B's shape without a graph takes 13 ms
+there."""
 _SMALL: Final = (1, 2, 4, 8, 12)
 _SPANS: Final = ((16, 256, 8), (272, 496, 16), (512, 4096, 32))
 """(first, last, distance) of captured batch sizes. Padding costs at most a third of a step up to 16
@@ -44,7 +46,7 @@ def graph_batches(largest: int) -> tuple[int, ...]:
 
 
 def batch_for(rows: int, batches: Sequence[int]) -> int | None:
-    """The smallest of the ascending `batches` that holds so many rows."""
+    """The smallest of the ascending `batches` that holds `rows` rows; None: all are too small."""
     at = bisect_left(batches, rows)
     return batches[at] if rows and at < len(batches) else None
 
@@ -96,7 +98,7 @@ class DecodeGraphs:
     def capture(
         self, forward: Forward, attention_of: Callable[[int], GraphAttention], capture: Capture
     ) -> None:
-        """Captures all graphs, the largest first: smaller ones use its memory again."""
+        """Captures all graphs, the largest first, because smaller ones reuse its memory."""
         for batch in reversed(self._batches):
             attention = attention_of(batch)
             attention.plan(None)
@@ -104,7 +106,7 @@ class DecodeGraphs:
 
     def hidden(self, token_ids: Tensor, positions: Tensor, layout: TokenLayout) -> Tensor | None:
         """Hidden states for token_ids, positions [n] → [n, h], valid until the next call. None: no
-        graph serves this step, since it has too many tokens, or their contexts are too long."""
+        graph serves the step, because it has too many tokens or too long contexts."""
         rows = len(token_ids)
         batch = batch_for(rows, self._batches)
         if batch is None or (layout.extends and self._reads_again(layout) > AGAIN_BYTES):
@@ -118,7 +120,8 @@ class DecodeGraphs:
         inputs.positions[:rows].copy_(positions)
         inputs.pages[:rows].copy_(layout.pages)
         inputs.offsets[:rows].copy_(layout.offsets)
-        # What a larger step left: tokens and positions do no harm, pages would.
+        # Padding rows still hold a larger step's inputs. Old tokens and positions are harmless; old
+        # pages would be written.
         inputs.pages[rows:batch].fill_(self._pool.padding_page)
         graph.attention.plan(layout)
         graph.replay()
@@ -126,7 +129,7 @@ class DecodeGraphs:
         return inputs.hidden[:rows]
 
     def _reads_again(self, layout: TokenLayout) -> int:
-        """Bytes that rows of several tokens read more than once if each token is a row."""
+        """Bytes that rows of several tokens read again if each token becomes a row."""
         numbers = layout.numbers
         counts = np.diff(numbers.begins)
         again = ((counts - 1) * numbers.contexts - counts * (counts - 1) // 2).sum()
@@ -144,8 +147,8 @@ class DecodeGraphs:
 
 
 def _layout(inputs: GraphInputs, attention: GraphAttention) -> TokenLayout:
-    """Layout for rows of one token. Their attention's plan says where their contexts lie, so the
-    rest is only well formed."""
+    """Layout for rows of one token. The attention's plan locates their contexts, so the other
+    fields are placeholders of valid form."""
     rows = np.arange(attention.batch + 1)
     numbers = RowNumbers(rows[:-1], rows, np.ones_like(rows[:-1]))
     begins = torch.from_numpy(rows).to(inputs.pages.device)
@@ -173,11 +176,12 @@ class CudaCapture:
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
-            # Libraries load kernels and take workspaces in a first run: that cannot be captured.
+            # In a first run libraries load kernels and allocate workspaces, which cannot be
+            # captured.
             step()
         current.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        # Threads of libraries go on meanwhile: NCCL's watchdog asks for events.
+        # Other threads may call CUDA meanwhile, as NCCL's watchdog does to query events.
         with torch.cuda.graph(
             graph, pool=self._memory, stream=self._stream, capture_error_mode="thread_local"
         ):

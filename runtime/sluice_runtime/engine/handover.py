@@ -1,4 +1,4 @@
-"""Composes what a prefill or decode engine has besides the loop: key, pool, connections and role.
+"""Assembles the parts of a prefill or decode engine besides the loop: key, pool, connections, role.
 
 Transfer backends are imported by these roles only.
 """
@@ -65,9 +65,9 @@ def started_role(
     copiers: Sequence[Socket] = (),
     connect: Connect | None = None,
 ) -> Iterator[Started]:
-    """Starts the role of `config`, whose threads run until the context ends; another role may
-    follow. `keys`: the service's; `wake`: ends the loop's wait; `copiers`: see `transport_of`;
-    `connect`: replaces it.
+    """Starts the role of `config`. Its threads run until the context ends; then another role may
+    start. `keys`: the service's keys; `wake`: ends the loop's wait; `copiers`: see `transport_of`;
+    `connect`: replaces the default way to connect.
 
     Raises:
         StartupError: one line that names key, value and what is allowed.

@@ -1,10 +1,10 @@
 """The host tier's memory and file, and the copies that a batch asks for.
 
-Pages that the prefix cache evicted are copied out before the step that may write to them; on a GPU
-on a stream of its own, for whose event the step waits there. A thread copies returning pages while
-steps run, in the order in which batches ask. Another one moves pages to disk, so that no step waits
-for it. Each step reports which copies have ended. Pages read from the file are checked by xxh3: a
-page that is not as it was written counts as missing. Knows slots and pages, not what is in them.
+Evicted pages are copied out before the step that may overwrite them; on a GPU a separate stream
+copies, and the step's stream waits for its event. A thread copies returning pages while steps run,
+in the order of the batches. Another thread moves pages to disk, so that no step waits for that.
+Each step reports which copies have ended. Pages read from the file are checked by xxh3; a changed
+page counts as missing. Knows slots and pages, not their content.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ IDLE_SECONDS: Final = 0.005
 
 FILE: Final = "host-cache"
 TOUCHED_AHEAD_BYTES: Final = 256 << 20
-"""Host memory that is backed ahead of use, more than a long prompt evicts. The first write to a
-page of memory takes several times as long as the next."""
+"""Host memory that is touched ahead of use; more than a long prompt evicts. The first write to a
+memory page takes several times as long as later writes."""
 _MADV_POPULATE_WRITE: Final = 23
 """Advice MADV_POPULATE_WRITE of madvise, since Linux 5.14. It changes no content."""
 
@@ -55,11 +55,11 @@ class DiskPages:
     """Slots of one page each in a file."""
 
     def __init__(self, folder: str | None, page_bytes: int) -> None:
-        """`folder`: None for a file without a name. Otherwise the file has one, so that the limit
-        of a pod's volume counts it, and what a former process left is dropped.
+        """`folder`: folder of a named file, which counts towards a pod's volume limit; content of
+        an earlier process is dropped. None: an unnamed file.
 
         Raises:
-            InvalidConfigError: there is no such folder, or another engine uses it.
+            InvalidConfigError: the folder does not exist, or another engine uses it.
         """
         try:
             self._file = _file_in(folder)
@@ -121,7 +121,7 @@ class HostCache:
         self._memory_pages = pages.memory
         on_gpu = pool.data.device.type == "cuda"
         with allocation("host cache", f"{pages.memory} pages", "hostCache.memory"):
-            # One more than its slots: pages of a GPU come from disk through it.
+            # One more page than slots, through which pages for a GPU come from disk.
             self._memory = zeros(((pages.memory + on_gpu) * pool.page_bytes,), torch.uint8)
             if on_gpu:
                 _pin(self._memory)
@@ -145,7 +145,7 @@ class HostCache:
         return HostCacheRunner(runner, self)
 
     def begin(self, batch: Batch) -> None:
-        """Copies out what the step may write to, and begins its other copies."""
+        """Copies out pages that the step may overwrite, and starts the batch's other copies."""
         if (copies := batch.host_copies) is None:
             return
         if copies.saved:
@@ -156,7 +156,7 @@ class HostCache:
             self._submit(self._spiller, self._spill, batch.step, copies.spilled)
 
     def ended(self, wait_seconds: float) -> tuple[HostCopied, ...]:
-        """Copies that have ended since the last call, after waiting at most so long for one."""
+        """Copies that have ended since the last call. Waits at most `wait_seconds` for one."""
         if self._jobs and wait_seconds:
             wait(self._jobs, wait_seconds, FIRST_COMPLETED)
         ended = [job for job in self._jobs if job.done()]
@@ -177,7 +177,7 @@ class HostCache:
         step: int,
         pairs: Sequence[Pair],
     ) -> None:
-        """Schedules copies for after everything saved so far is in the host's memory."""
+        """Schedules copies in `thread`, to run once all pages saved so far are in host memory."""
 
         def run(saved: torch.cuda.Event | None) -> HostCopied:
             if saved is not None:
@@ -204,7 +204,7 @@ class HostCache:
             self._touch(max(at + size for at, _, size in moves))
 
     def _touch(self, used_bytes: int) -> None:
-        """Backs memory behind what is used, in another thread. Slots are used in order."""
+        """Touches memory after the used part, in another thread. Slots are used in order."""
         first = max(self._touched_bytes, used_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
         end = min(self._memory.numel(), used_bytes + TOUCHED_AHEAD_BYTES)
         if first < end:

@@ -56,15 +56,15 @@ class Clock:
     heartbeat_seconds: float = HEARTBEAT_SECONDS
     """Interval of heartbeats from an engine that has nothing else to send."""
     step_limit_seconds: float = STEP_LIMIT_SECONDS
-    """Duration from which a step counts as hung, and sends no more heartbeats."""
+    """Duration from which a step counts as hung; the engine then sends no more heartbeats."""
 
 
 class Link(Protocol):
     """The engine's end of the transport."""
 
     def poll(self, timeout_seconds: float) -> list[ToEngine]:
-        """Messages that have arrived. Waits for the first at most so long, or until a grammar is
-        compiled."""
+        """Messages that have arrived. Waits at most `timeout_seconds` for the first one; a compiled
+        grammar ends the wait."""
         ...
 
     def send(self, message: ToApi) -> None:
@@ -76,7 +76,8 @@ class AdapterSource(Protocol):
     """Source of changes to the adapters that requests may name."""
 
     def take_change(self, scheduler: Scheduler) -> Adapters | None:
-        """Tells the scheduler about changes, if there are any; returns all adapters then."""
+        """Tells the scheduler about changes and then returns all adapters; None if nothing
+        changed."""
         ...
 
 
@@ -105,12 +106,12 @@ class PendingStep:
 
 @dataclass(frozen=True, slots=True)
 class RoleChange:
-    """Pending change to another role, once what the engine has begun has ended."""
+    """Pending change to another role, made once all begun requests have ended."""
 
     role: Role
     refuses_from: float
-    """Time from which new requests are refused; until then routers that do not know of the change
-    may send some."""
+    """Time from which new requests are refused; before it, routers that do not know of the change
+    may still send requests."""
     gives_up_at: float
 
 
@@ -154,8 +155,9 @@ class EngineLoop:
         self._known_load = self._load_now()
 
     def run(self, stopping: Callable[[], bool]) -> Role | None:
-        """Steps until `stopping()`, which is called between steps and once a second while idle.
-        Also ends when another role can be taken, and returns that."""
+        """Runs steps until `stopping()` is true: it is called between steps, and once a second
+        while idle. Also ends when another role can be taken, and returns that role; else returns
+        None."""
         with self._heartbeat.running():
             while not stopping():
                 self.step()
@@ -169,8 +171,8 @@ class EngineLoop:
         return self._role.busy
 
     def step(self) -> None:
-        """One turn: receives messages, launches a batch, and finishes the oldest pending step
-        unless it may run on while the new one does. Without work it waits up to a second for
+        """One turn: receives messages, launches a batch, and finishes the oldest pending step,
+        unless that step may run on beside the new one. Without work, waits up to a second for
         messages."""
         for message in self._link.poll(self._poll_timeout_seconds()):
             self._receive(message)
@@ -286,8 +288,8 @@ class EngineLoop:
         self._role.drain(message.lame_duck_seconds)
 
     def _may_leave(self, change: RoleChange) -> bool:
-        """Whether nothing that was begun in this role is left. A draining engine ends in its
-        role."""
+        """Whether every request begun in this role has ended. A draining engine keeps its role
+        until its end."""
         now = self._clock.monotonic()
         if now >= max(change.gives_up_at, change.refuses_from):
             self._role.give_up(CHANGING)
@@ -321,7 +323,7 @@ class EngineLoop:
         return released
 
     def _send_first_tokens(self, now: float) -> None:
-        """Sends first tokens that another engine drew: no step made them, so they wait for none."""
+        """Sends first tokens that another engine drew, without waiting for a step here."""
         if deltas := self._scheduler.take_first_tokens():
             self._send_outside_step(self._deltas(deltas, now), now)
 
@@ -338,8 +340,8 @@ class EngineLoop:
             self._send(Heartbeat(self._load_now()))
 
     def _check(self) -> None:
-        """Checks integrity once in each idle period, and not at its start: with a large pool it
-        takes milliseconds, and a request that arrives at once would wait for it."""
+        """Checks integrity once in each idle period. Not at its start: with a large pool the check
+        takes milliseconds, and a request that arrives then would wait."""
         if not self._checked:
             self._scheduler.check_integrity()
             self._checked = True

@@ -1,9 +1,10 @@
 """Messages that leave the engine: tokens as far as a request's credit allows, and heartbeats while
 a step computes. Knows neither socket nor scheduler.
 
-A request whose credit is spent keeps running, and its tokens are withheld here. Beyond a bound the
-loop ends it, so that a client that stopped reading does not hold pages or memory for long. The last
-delta of a request carries all withheld tokens, so credit is exceeded by the bound at most.
+A request whose credit is used up keeps running, and its tokens are withheld here. Beyond a limit
+the loop ends the request, so that a client that stopped reading does not hold pages or memory for
+long. A request's last delta carries all withheld tokens, so credit is exceeded by at most the
+limit.
 
 Heartbeats keep a long step from being mistaken for a hang. A separate thread sends them, since the
 engine's thread is inside the model. Both threads use one ZMQ socket, which only one may use at a

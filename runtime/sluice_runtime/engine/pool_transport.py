@@ -1,10 +1,10 @@
 """Transport of pages between this engine's pool and other engines.
 
-On a host a transfer backend that is authenticated reaches the pool itself. A device's pool is
-reached by RDMA where the adapter can read the device's memory. Otherwise all pages go through
-blocks of host memory, and no other engine reaches the pool. Pages of engines with another number of
-ranks always go through blocks, where they are divided by heads. Blocks of a host's pool take no
-memory until the first such page comes.
+An authenticated transfer backend reads a pool in host memory directly. RDMA reads a pool in device
+memory directly if the network adapter can. Otherwise all pages go through blocks of host memory,
+and no other engine reaches the pool. Pages of engines with another number of ranks always go
+through blocks, where they are split by heads. For a pool in host memory, blocks take no memory
+until the first such page comes.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from sluice_runtime.parallel.page_copies import RankBlocks
 from sluice_runtime.parallel.processes import Socket
 
 PREFILL_BLOCKS: Final = BlockCounts(shared=16, private=1)
-"""Blocks of a prefill engine: 1 GiB shared, as much as is copied and not read yet; one private for
-the publisher's checksums."""
+"""Blocks of a prefill engine: 1 GiB shared, for pages that are copied and not read yet, and one
+private block for the publisher's checksums."""
 DECODE_BLOCKS: Final = BlockCounts(shared=2 * WORKERS, private=WORKERS)
-"""Blocks of a decode engine: one shared for each thread, and as many that late reads may cost; one
-private for each thread's checksums."""
+"""Blocks of a decode engine: a shared block for each thread, as many again to replace those lost to
+late reads, and a private block for each thread's checksums."""
 
 _log = logging.getLogger("sluice.handover")
 Wake = Callable[[], None]
@@ -47,11 +47,12 @@ Staged = HostBlocks | RankBlocks
 
 
 class PoolTransport(Protocol):
-    """Ways of the pages of one engine, which uses either `publisher` or `landing`, once."""
+    """Moves one engine's pages to or from other engines. Either `publisher` or `landing` is called,
+    once."""
 
     @property
     def local(self) -> LocalPages:
-        """Addresses at which `landing` takes our pages to be."""
+        """Addresses of our pages, as `landing` uses them."""
         ...
 
     @property
@@ -67,8 +68,8 @@ class PoolTransport(Protocol):
 
 
 class HostTransport:
-    """Transport for a pool in host memory that the backend reaches. Raises TransferError where it
-    cannot be registered."""
+    """Transport for a pool in host memory that the backend reads directly. Raises TransferError if
+    the pool cannot be registered."""
 
     def __init__(self, pool: PagePool, backend: TransferBackend, counts: BlockCounts) -> None:
         backend.register(pool.address, pool.pages * pool.page_bytes)
@@ -90,9 +91,9 @@ class HostTransport:
 
 @dataclass(frozen=True)
 class BlockTransport:
-    """Transport for a pool in a device's memory, or one that no other engine may reach. `checksum`:
-    of pages in place. `direct`: the backend has the pool registered; otherwise the shared
-    blocks."""
+    """Transport for a pool in device memory, or for a pool that no other engine may reach.
+    `checksum`: computes checksums of pages in place. `direct`: whether the pool is registered with
+    the backend; otherwise the shared blocks are."""
 
     local: LocalPages
     pages: int
@@ -135,11 +136,11 @@ def transport_of(
     counts: BlockCounts,
     copiers: Sequence[Socket] = (),
 ) -> PoolTransport:
-    """Transport that suits the pool and the backend. `copiers`: sockets of the other ranks of this
-    engine, which hold their heads of every page.
+    """Transport for the pool and the backend. `copiers`: sockets to this engine's other ranks,
+    which hold their heads of every page.
 
     Raises:
-        TransferError: neither the pool nor blocks of the host can be registered.
+        TransferError: neither the pool nor host blocks can be registered.
     """
     if copiers:
         return staged(pool, backend, RankBlocks(pool, counts, copiers))

@@ -1,5 +1,5 @@
-"""Work of every rank between loading and its first step, in this order: the warm-up steps, the
-garbage collector, CUDA graphs of the steps that decode."""
+"""Prepares every rank between loading and its first step: warm-up steps, then the garbage
+collector's settings, then CUDA graphs for decode steps."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _log = logging.getLogger("sluice.engine")
 
 
 def prepare(config: PlannedConfig, engine: Engine) -> None:
-    """Runs the first steps, sets the garbage collector, which each capture runs, and captures
-    graphs for steps that decode.
+    """Runs warm-up steps, sets up the garbage collector, and captures graphs for decode steps. In
+    this order, because every capture runs the collector.
 
     Raises:
         OutOfMemoryError: there is too little memory for the steps.
@@ -36,8 +36,8 @@ def prepare(config: PlannedConfig, engine: Engine) -> None:
 
 
 def capture_missing_graphs(config: PlannedConfig, engine: Engine) -> None:
-    """Captures the graphs of an engine that was a prefill engine until now. If memory is too short
-    for them, it decodes without graphs."""
+    """Captures the graphs of an engine that was a prefill engine until now. Without enough memory
+    for them, the engine decodes without graphs."""
     if config.role is Role.PREFILL or engine.runner.graph_steps is not None:
         return
     try:
@@ -61,7 +61,7 @@ def capture_graphs(
     if model.backend.graph_wrappers is None:
         _log.info("CUDA graphs: none, as %s cannot be captured", model.backend.name)
         return
-    # Of this rank: its pool has its key heads.
+    # Heads of this rank, like the key heads in its pool.
     heads = pool.shape.kv_heads * (model.spec.heads // model.spec.kv_heads)
     captured = f"{len(batches)} decode batches of up to {batches[-1]} rows"
     with allocation("CUDA graphs", captured, SETTING):

@@ -1,7 +1,7 @@
 """A rank after the first: `python -m sluice_runtime.engine.rank`, started by rank 0.
 
 Loads its part of the model and computes the steps that rank 0 announces. It takes no request, draws
-no token and decides nothing; its rows and pages are those of rank 0 because the steps are.
+no token and decides nothing; its rows and pages equal rank 0's because its steps do.
 """
 
 from __future__ import annotations
@@ -61,19 +61,18 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _end_with(parent: int) -> None:
-    """Ignores signals of a terminal or of Kubernetes: they are for rank 0, which ends the
-    others."""
+    """Ignores signals, which are for rank 0, and makes the process end when its parent does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the kernel was told
+    if os.getppid() != parent:  # the parent died before prctl was called
         sys.exit(exits.FAILED)
 
 
 def _follow(config: ResolvedConfig, folder: Path, rank: int) -> None:
     files = resolve_model(config.model)
     set_library_variables()
-    # Imports torch, which takes seconds: what is wrong with the rest is reported before.
+    # Imports torch, which takes seconds, so other errors are reported first.
     from sluice_runtime.engine.build import build_engine
     from sluice_runtime.engine.device import place_of
     from sluice_runtime.engine.prepare import prepare
@@ -99,7 +98,7 @@ def _follow(config: ResolvedConfig, folder: Path, rank: int) -> None:
 
 
 def _copy(pool: PagePool, folder: Path, rank: int, ranks: int) -> None:
-    """Copies pages in a thread of its own while steps run; the process ends with it."""
+    """Copies pages in a separate thread while steps run; if the thread fails, the process ends."""
     from sluice_runtime.parallel.page_copies import copy_pages
 
     try:
@@ -111,6 +110,6 @@ def _copy(pool: PagePool, folder: Path, rank: int, ranks: int) -> None:
 
 
 if __name__ == "__main__":
-    # At once: torch would leave the group, and after an error wait for the other ranks, which wait
-    # for this one until they see it end.
+    # Ends at once: otherwise torch would leave the group and, after an error, wait for the other
+    # ranks, which wait until this process ends.
     os._exit(main())

@@ -1,7 +1,7 @@
-"""What an engine tells of its work: log lines, in the form that operators of serving engines know,
+"""An engine's reports of its work: log lines, in the form that operators of serving engines know,
 and the load report.
 
-Fed with finished steps; reads no clock. `Pace` measures for both how fast the engine computes.
+Gets finished steps; reads no clock. `Pace` measures for both how fast the engine computes.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from sluice_runtime.scheduler.status import Status
 from sluice_runtime.wire.messages import HandoverLoad, Load
 
 DECODE_LINE_STEPS: Final = 40
-"""Decode steps that share one line, at least."""
+"""Fewest decode steps for one log line."""
 DECODE_LINE_SECONDS: Final = 1.0
-"""Between two such lines, at least: a small model makes hundreds of steps a second."""
+"""Shortest time between two lines of decode steps, since a small model makes hundreds of steps a
+second."""
 ITL_SECONDS: Final = 10.0
-"""Over so long the time between the tokens of an answer is averaged."""
+"""Period over which the time between an answer's tokens is averaged."""
 FORGETTING: Final = 0.98
-"""A step that computed prompts counts for a third after fifty more."""
+"""Factor by which each later step lowers a step's weight in the mean: after fifty steps a third is
+left."""
 
 logger = logging.getLogger("sluice.engine")
 
@@ -38,9 +40,9 @@ class _Second:
 
     began_seconds: float
     rows: int = 0
-    """That decoded or were verified, of all steps together."""
+    """Rows that decoded or were verified, summed over the steps."""
     waited_seconds: float = 0.0
-    """For their tokens, summed."""
+    """Seconds that these rows waited for their tokens, summed."""
 
 
 class Pace:
@@ -58,8 +60,8 @@ class Pace:
     def stepped(
         self, batch: Batch, began_seconds: float, now_seconds: float, accepted_tokens: int = 0
     ) -> None:
-        """A step is done: it ran from `began_seconds` to `now_seconds`, and answers keep so many of
-        its drafts."""
+        """Records a finished step, which ran from `began_seconds` to `now_seconds`.
+        `accepted_tokens`: drafts that answers keep."""
         sampled = len(batch.sampling_rows) - batch.draft_tokens + accepted_tokens
         self._generated_tokens += sampled
         self._decoded(sampled, began_seconds)
@@ -70,22 +72,22 @@ class Pace:
 
     @property
     def generated_tokens(self) -> int:
-        """Since the start."""
+        """Tokens generated since the start."""
         return self._generated_tokens
 
     @property
     def prefill_tokens_per_second(self) -> float | None:
-        """Rate of steps that computed prompts, with what decoded in them. A step counts by its
-        tokens, so that the rest of a prompt does not pass for the rate of whole chunks. None before
-        the first."""
+        """Prompt tokens per second of steps that computed prompts, including their time for
+        decoding. Steps are weighted by their tokens, so that short ends of prompts hardly lower the
+        rate. None before the first such step."""
         if not self._prefill_seconds:
             return None
         return self._prefill_weight / self._prefill_seconds
 
     def itl_seconds(self, now_seconds: float) -> float | None:
-        """Mean time between two steps that gave an answer tokens, in the last `ITL_SECONDS`. Steps
-        that decode rows had to sit out count as waiting, kept drafts as one token with that of
-        their step. None while no answer ran."""
+        """Mean time, in the last `ITL_SECONDS`, between two steps that gave an answer tokens. Steps
+        without decode rows count as waiting; accepted drafts count as one token with their step's
+        own. None while no answer ran."""
         self._forget(now_seconds)
         rows = sum(second.rows for second in self._seconds)
         if not rows:
@@ -101,7 +103,8 @@ class Pace:
         return rate
 
     def forget_decode(self) -> None:
-        """Nothing runs any more: idle time counts neither as slow decoding nor as waiting."""
+        """Called when nothing runs any more, so that idle time counts neither as slow decoding nor
+        as waiting."""
         self._decoded_tokens, self._since_seconds = 0, None
         self._last_decode_seconds = None
 
@@ -131,7 +134,7 @@ class Pace:
 
 
 class Now(NamedTuple):
-    """One moment by two clocks: that of the steps, and that of people."""
+    """One moment by two clocks: the steps' monotonic clock, and Unix time."""
 
     monotonic_seconds: float
     unix_seconds: float
@@ -140,8 +143,8 @@ class Now(NamedTuple):
 def figures_from(
     status: Status, grammars: GrammarQueue, pace: Pace, now_seconds: float, queues: HandoverQueues
 ) -> EngineFigures:
-    """The engine's figures at `now_seconds`, by the clock of its steps, when `status` was read.
-    Requests that wait for a grammar count as queued."""
+    """The engine's figures at `now_seconds`, the time of `status` on the steps' clock. Requests
+    that wait for a grammar count as queued."""
     queued_tokens = status.queued_tokens + grammars.prompt_tokens
     return EngineFigures(
         queued_requests=status.queued_requests + len(grammars),
@@ -168,7 +171,7 @@ def load_from(
     time_seconds: float,
     handover: HandoverLoad | None = None,
 ) -> Load:
-    """`figures` of `status`, and what metrics show besides; `time_seconds`: Unix time."""
+    """`figures`, with values from `status` that only metrics show. `time_seconds`: Unix time."""
     return Load(
         time_seconds=time_seconds,
         figures=figures,
@@ -195,8 +198,8 @@ def load_from(
 
 
 def marginal_rate(pace: Pace, token_seconds: float | None) -> float | None:
-    """Prompt tokens in a second, each of which adds `token_seconds` to a step. Where prompts hide
-    behind reading the weights, that may be nearly nothing."""
+    """Prompt tokens per second if each adds `token_seconds` to a step, limited because that time
+    can be nearly 0 while reading the weights dominates."""
     whole = pace.prefill_tokens_per_second
     if token_seconds is None or whole is None:
         return None
@@ -206,7 +209,7 @@ def marginal_rate(pace: Pace, token_seconds: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class StartupSizes:
-    """The numbers in the start-up line."""
+    """Numbers in the start-up line."""
 
     max_total_tokens: int
     chunk_size: int
@@ -227,7 +230,8 @@ def startup_line(sizes: StartupSizes) -> str:
 
 
 def prefill_line(batch: Batch, status: Status) -> str:
-    """`#running-req` counts the decode rows of the same step: above 0, mixing is on."""
+    """Log line of a step with prompts. `#running-req` counts the step's decode rows; above 0,
+    batches are mixed."""
     return (
         f"Prefill batch. #new-seq: {len(batch.extend_rows)}, #new-token: {batch.extend_tokens}, "
         f"#cached-token: {batch.cached_tokens}, token usage: {status.usage_ratio:.2f}, "
@@ -236,14 +240,14 @@ def prefill_line(batch: Batch, status: Status) -> str:
 
 
 def layers_text(batch: Batch) -> str:
-    """Empty if the step computes its prompts in all layers."""
+    """Text about layer groups; empty if the step computes its prompts in all layers."""
     if (layers := batch.layers) is None:
         return ""
     return f", layers: {layers.first + 1}-{layers.end} of {layers.of}"
 
 
 def pace_text(pace: PaceStatus) -> str:
-    """Empty when the chunk is fixed."""
+    """Text about the chunk's budget; empty if the chunk size is fixed."""
     if pace.budget.reason == "Fixed":
         return ""
     return (
@@ -259,7 +263,7 @@ def admission_text(status: Status) -> str:
 
 
 def chunk_line(status: Status) -> str | None:
-    """None when no prompt is cut."""
+    """Log line about a cut prompt; None if no prompt is cut."""
     if (cut := status.prefilling) is None:
         return None
     return (
@@ -278,7 +282,7 @@ def decode_line(batch: Batch, status: Status, page_size: int, rate: float) -> st
 
 
 def draft_text(drafted_tokens: int, accepted_tokens: int) -> str:
-    """Kept drafts of the steps since the last line; empty if they verified none."""
+    """Text about accepted drafts since the last line; empty if none were verified."""
     if not drafted_tokens:
         return ""
     return f", #draft-token: {drafted_tokens}, #accepted-token: {accepted_tokens}"
@@ -297,7 +301,7 @@ class StepLog:
         """Until then."""
 
     def step(self, batch: Batch, status: Status, now_seconds: float) -> None:
-        """After the step; `status` is as the step left it."""
+        """Logs a finished step; `status`: after the step."""
         if batch.extend_rows:
             rest = layers_text(batch) + admission_text(status) + pace_text(status.pace)
             logger.info(prefill_line(batch, status) + rest)

@@ -1,6 +1,7 @@
-"""The role of an engine: its work with requests besides computing them, in one place of the loop.
+"""The role of an engine: hooks for everything that the loop does with requests besides computing
+them.
 
-A mixed engine does nothing more. Prefill and decode engines speak with each other here.
+In a mixed engine the hooks do almost nothing. Prefill and decode engines communicate in them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from sluice_runtime.scheduler.status import Status
 from sluice_runtime.wire.messages import Generate, HandBack, HandoverLoad, TokenDelta
 
 LAME_DUCK_SECONDS: Final = 3.0
-"""Time for which a prefill engine that is to end takes new rooms: until routers know."""
+"""Time for which a prefill engine that will end still accepts new rooms, so that routers learn of
+it."""
 
 
 class EngineRole(Protocol):
@@ -25,7 +27,7 @@ class EngineRole(Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether other engines or requests still need it."""
+        """Whether other engines or requests still need this engine."""
         ...
 
     def refusal(self, message: Generate) -> str | None:
@@ -33,7 +35,7 @@ class EngineRole(Protocol):
         ...
 
     def abort(self, request_id: str) -> None:
-        """Takes in that the API process ends a request; the loop tells grammars and scheduler
+        """Called when the API process ends a request; the loop informs grammars and scheduler
         itself."""
         ...
 
@@ -51,7 +53,7 @@ class EngineRole(Protocol):
         ...
 
     def receive(self, now: float) -> None:
-        """Takes in messages from other engines."""
+        """Processes messages from other engines."""
         ...
 
     def admit(self, message: Generate) -> None:
@@ -63,7 +65,7 @@ class EngineRole(Protocol):
         ...
 
     def computed(self, chunks: Iterable[FinishedChunk]) -> None:
-        """Takes in chunks of prompts whose pages are complete now."""
+        """Called with chunks of prompts whose pages are complete now."""
         ...
 
     def takes(self, delta: TokenDelta, now: float) -> bool:
@@ -75,12 +77,12 @@ class EngineRole(Protocol):
         ...
 
     def load(self, status: Status) -> HandoverLoad | None:
-        """What the hand-over has done, for metrics."""
+        """Counts of the hand-over, for metrics."""
         ...
 
 
 class MixedRole:
-    """An engine that computes prompts and decodes them."""
+    """Role of an engine that computes prompts and decodes."""
 
     busy = False
 

@@ -4,9 +4,9 @@
 and pages without knowing any token; the device has a copy of the page table, and it alone has the
 last tokens, which a step hands to the next one.
 
-The inputs are flat token tensors: extend rows first, then rows that are verified, then decode rows,
-for one forward pass. First comes what the host knows, which needs no device, then what the device
-gets. The number of operations does not depend on how many rows decode.
+Inputs of a forward pass are flat token tensors: extend rows first, then verified rows, then decode
+rows. `host_inputs` makes what the host knows, without the device; `step_inputs` sends it to the
+device. The number of operations does not depend on the number of decode rows.
 """
 
 from __future__ import annotations
@@ -74,16 +74,17 @@ class RowTable:
             first = self._page_counts[appended.row]
             self._set_pages(appended.row, first, appended.page_ids)
             self._page_counts[appended.row] = first + len(appended.page_ids)
-        # Only the last page of a row is read before all of it is written, and not by all backends.
+        # Some backends read a row's last page before it is full; no other page is read before it is
+        # full.
         if self._clears_pages:
             self._clear_last_pages(batch, resumed)
 
     def send(self) -> None:
-        """Brings the device up to date. Updates for which there was too little memory remain for
-        the next call."""
+        """Brings the device up to date. Updates that failed for lack of memory remain for the next
+        call."""
         if not (self._changed or self._known_tokens or self._to_clear):
             return
-        # Places may be there twice; their values are those of now, so it does not matter.
+        # A place may occur twice, which does no harm: both get its present value.
         places = np.concatenate(self._changed) if self._changed else column(())
         known = self._known_tokens
         columns = (places, self.pages.ravel()[places], column(known), column(known.values()))
@@ -97,8 +98,8 @@ class RowTable:
         self._changed, self._known_tokens, self._to_clear = [], {}, []
 
     def _clear_last_pages(self, batch: Batch, resumed: set[int]) -> None:
-        """Marks the last page of each row for zeroing. Of a resumed row only the page that it
-        continues on, which comes second."""
+        """Marks the last page of each row for zeroing; in a resumed row only the page that it
+        continues on, which is appended second."""
         for appended in batch.appended_pages:
             if appended.row in resumed:
                 resumed.remove(appended.row)
@@ -125,14 +126,14 @@ class RowTable:
 
 
 def column(values: Iterable[int]) -> Numbers:
-    """[n], in the order of the values."""
+    """Array [n] of the values, in their order."""
     return np.fromiter(values, np.int64)
 
 
 @dataclass(frozen=True)
 class HostInputs:
-    """A step of n tokens in r rows, of which m are followed by a sampled one; known without any
-    token drawn."""
+    """Inputs on the host for a step of n tokens in r rows; after m of the tokens a token is
+    sampled. Known before earlier steps' tokens."""
 
     token_ids: Numbers
     """Token ids [n]; those of decode rows, which come last, are unknown here."""
@@ -146,7 +147,7 @@ class HostInputs:
     extends: int
     """Number of rows of several tokens: those that extend, then those that are verified."""
     drafts: Numbers
-    """Draft count of each verified row: its tokens without the first."""
+    """Number of drafts of each verified row: its tokens except the first."""
     sampled_tokens: Numbers
     """Indices [m] into the n tokens."""
     sampled_rows: Numbers
@@ -160,7 +161,7 @@ class HostInputs:
 
     @property
     def sampled_contexts(self) -> Numbers:
-        """Tokens before each sampled one [m], which is its position."""
+        """Number of tokens before each sampled token [m], which is its position."""
         return self.positions[self.sampled_tokens] + 1
 
     @property
@@ -176,7 +177,7 @@ class HostInputs:
 
 @dataclass(frozen=True)
 class StepInputs:
-    """n tokens, of which m are followed by a sampled one; on the device."""
+    """Inputs on the device: n tokens, m of which are followed by a sampled token."""
 
     token_ids: Tensor
     """Token ids [n]."""
@@ -189,8 +190,8 @@ class StepInputs:
     """Rows [m], in the order of `Batch.sampling_rows`."""
 
     def of_first_row(self) -> tuple[StepInputs, StepInputs]:
-        """The tokens of the first row, which extends, and those of the others, without the sampled
-        ones."""
+        """Inputs of the first row, which extends, and inputs of all other rows; both without
+        sampled tokens."""
         first, others = self.layout.after_row(1)
         tokens = len(first.pages)
         return (
@@ -210,8 +211,9 @@ class StepInputs:
 
 
 def host_inputs(batch: Batch, rows: RowTable) -> HostInputs:
-    """Reads the rows after the deltas of the batch were applied and before the step runs."""
-    # numpy: for such small arrays torch takes five times as long, and wakes its threads for some.
+    """Inputs that the host knows. Call it after the batch's deltas were applied and before the step
+    runs."""
+    # numpy, because for such small arrays torch takes five times as long, and may wake its threads.
     page_size = rows.page_size
     extends: Sequence[ExtendRow | VerifyRow] = batch.extend_rows + batch.verify_rows
     numbers = column([*(extend.row for extend in extends), *batch.decode_rows])
@@ -222,12 +224,12 @@ def host_inputs(batch: Batch, rows: RowTable) -> HostInputs:
     prompt_ids = column(chain.from_iterable(extend.token_ids for extend in extends))
     ends = counts.cumsum()
     contexts = starts + counts
-    # For every token: its row, and its position in it.
+    # Row and position of every token.
     token_rows = numbers.repeat(counts)
     positions = np.arange(len(token_rows)) + (contexts - ends).repeat(counts)
     prompts = len(batch.extend_rows)
     sampling = [i for i, extend in enumerate(batch.extend_rows) if extend.samples]
-    # After prompts' tokens each token is followed by a sampled one.
+    # After the prompts' tokens, a token is sampled after each token.
     behind = np.arange(int(ends[prompts - 1]) if prompts else 0, len(token_rows))
     sampled_tokens = np.append(ends[column(sampling)] - 1, behind)
     return HostInputs(
@@ -245,8 +247,8 @@ def host_inputs(batch: Batch, rows: RowTable) -> HostInputs:
 
 
 def step_inputs(host: HostInputs, rows: RowTable, device: Device) -> StepInputs:
-    """Inputs on the device, in one copy. Decode rows get their token from `rows`, which must be up
-    to date there."""
+    """Inputs on the device, sent in one copy. Decode rows get their token from `rows`, so the
+    device's part of `rows` must be up to date."""
     numbers = host.rows
     (
         token_ids, positions, pages, offsets,

@@ -1,12 +1,11 @@
 """Runs batches: applies deltas to the rows, one forward pass, one sampled token a sampling row.
 
 A step has three parts. Prepare: the host works out what goes where, from lengths and pages alone.
-Launch: copies, forward pass and sampling; on a device the host does not wait for any of them, and
-each step feeds its tokens to the next one there. Land: the host waits for the results and reads
-them. An executor runs the steps in the order in which they were launched. It uses the loop's
-thread, a second one, so that the loop can plan the next step meanwhile, or a device that computes
-in parallel anyway. Knows the model and the pool, not requests: what a token means is up to the
-scheduler.
+Launch: copies, forward pass and sampling. On a GPU the host waits for none of them, and tokens go
+from step to step there. Land: the host waits for the results and reads them. An executor runs the
+steps in the order in which they were launched. An executor uses the loop's thread, or a second
+thread or an asynchronous device, so that the loop can plan the next step meanwhile. Knows the model
+and the pool, not requests: what a token means is up to the scheduler.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ OnLogits = Callable[[Batch, Tensor], None]
 
 
 class LaunchedStep:
-    """A step that is computed; its results may be on their way."""
+    """A launched step whose results may not have arrived yet."""
 
     def __init__(self, read: Callable[[], SampledTokens]) -> None:
         self._read: Callable[[], SampledTokens] | None = read
@@ -96,9 +95,9 @@ class Runner:
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> LaunchedStep:
-        """Steps land in the order in which they are launched. On a device a step may be launched
-        before the one before it has landed; one whose rows have grammars lands it itself, between
-        forward pass and sampling, since masks depend on its tokens."""
+        """Launches a step; steps land in the order of their launch. On a GPU a step may be launched
+        before the previous one has landed. If its rows have grammars, it lands the previous step
+        itself before sampling, since masks depend on that step's tokens."""
         self._rows.apply(batch)
         if self._adapters is not None:
             self._adapters.apply(batch)
@@ -112,16 +111,17 @@ class Runner:
                 read = self._compute(batch, host)
         except StepOutOfMemoryError as error:
             if self._model.group.size > 1:
-                raise  # other ranks may have had enough, and wait for this one
+                raise  # other ranks may have had enough memory, and wait for this one
             read = self._without_memory(batch, str(error))
-        # Also without memory: a batch launched ahead may use the rows before they are dropped.
+        # Also after a step without memory: a batch launched ahead may use the rows until they are
+        # dropped.
         self._rows.lengths[host.rows.rows] = host.rows.contexts
         self._last = LaunchedStep(read)
         return self._last
 
     def replay(self, graphs: DecodeGraphs) -> None:
-        """Lets `graphs`, which captured this runner's model and pool, compute the steps that they
-        can."""
+        """Replays `graphs`, which captured this runner's model and pool, for steps that they
+        cover."""
         self._graphs = graphs
 
     def follow_with(self, head: EagleDrafts) -> None:
@@ -134,13 +134,15 @@ class Runner:
         return self._graphs.replays if self._graphs else None
 
     def close(self) -> None:
-        """Drops the graphs, before ranks part: NCCL waits until no graph has one of its calls."""
+        """Drops the graphs. Call it before ranks disconnect: NCCL waits until no graph holds one of
+        its calls."""
         self._graphs = None
 
     @contextmanager
     def first_layer_only(self) -> Iterator[None]:
-        """Steps inside compute one layer of the model: they take as much memory as whole ones, as
-        layers are computed one after the other, and a fraction of the time."""
+        """Makes steps in this context compute only one layer of the model. Such a step takes a
+        fraction of the time and as much memory as a whole one, since layers run one after the
+        other."""
         model = self._model
         self._model = replace(model, layers=model.layers.part(0, 1))
         try:
@@ -176,8 +178,8 @@ class Runner:
         return partial(_scored_results, batch, fetched, accept, scores, logprobs.finished(batch))
 
     def _before(self, batch: Batch, host: HostInputs, inputs: StepInputs) -> DraftsBefore | None:
-        """The drafts before the step's sampled tokens; None: nothing is verified. Drafts that a
-        model has proposed are sent to the host from here, if masks need them."""
+        """Drafts before the step's sampled tokens; None if no draft is verified. If masks need the
+        drafts that a model proposed, this starts sending them to the host."""
         if not batch.verify_rows:
             return None
         read: Callable[[], list[int]] = host.token_ids.tolist
@@ -187,7 +189,7 @@ class Runner:
         return DraftsBefore(inputs.token_ids, host.sampled_tokens, host.sampled_drafts, read)
 
     def _hidden(self, inputs: StepInputs) -> Tensor:
-        """Hidden states [n, h], from a graph where one was captured for such a step."""
+        """Hidden states [n, h], from a CUDA graph if one fits the step."""
         if self._head is not None:
             return self._head.model_hidden(self._model, inputs, self._pool)
         step, pool = (inputs.token_ids, inputs.positions), self._pool
@@ -195,13 +197,14 @@ class Runner:
         return self._model.hidden(*step, pool, inputs.layout) if hidden is None else hidden
 
     def _follow(self, batch: Batch, host: HostInputs, inputs: StepInputs, tokens: Tensor) -> None:
-        """Runs the draft head after the results of a step were sent: nothing waits for it."""
+        """Runs the draft head. Called after the step's results were sent, so that they do not wait
+        for the head."""
         if self._head is not None:
             self._head.follow(batch, host, inputs, tokens)
 
     def _split(self, batch: Batch, inputs: StepInputs) -> Tensor:
-        """Hidden states [n, h]: the prompt's tokens after this step's group of layers, then the
-        other rows' tokens after all of them."""
+        """Hidden states [n, h]: the prompt's tokens after this step's group of layers, then other
+        rows' tokens after all layers."""
         assert batch.layers is not None
         first, end = batch.layers.first, batch.layers.end
         prompt, others = inputs.of_first_row()
@@ -236,13 +239,14 @@ class Runner:
         if self._model.group.size > 1:
             tokens = self._model.group.from_first(tokens)
         # A row that got NO_TOKEN may already be in a step launched ahead. Its result there is
-        # dropped, but its last token must be a valid input. That of a verified row is in the next
-        # batch.
+        # dropped, but its last token must be a valid input. A verified row's last token is in the
+        # next batch.
         self._rows.last_tokens.index_copy_(0, inputs.sampled_rows, tokens.clamp(min=0))
         return tokens, step_logprobs
 
     def _drawn(self, host: HostInputs, logits: Tensor, drafts: DraftsBefore | None) -> Tensor:
-        """Draws tokens: [m, vocabulary] → [m]; later ranks only allocate room for them."""
+        """Draws tokens: [m, vocabulary] → [m]. Only the first rank draws; others allocate memory
+        for the tokens."""
         if self._model.group.rank > 0:
             return torch.empty(len(logits), dtype=torch.int64, device=logits.device)
         if self._matchers.used and self._matchers.follows(host.sampling_rows):
@@ -295,7 +299,7 @@ def _scored_results(
     step_scores: StepScores,
     prompts: Mapping[int, list[TokenLogprob]],
 ) -> SampledTokens:
-    """Does what `_results` does, for a step in which a row asks for logprobs. `prompts`: scores of
+    """Does what `_results` does and reads the logprobs that rows asked for. `prompts`: scores of
     prompts that end in this step, by row."""
     drawn, *tables = fetched()
     tokens, drafts = _split(batch, drawn)
@@ -316,6 +320,6 @@ def _joined(tokens: Tensor, drafts: list[Tensor]) -> Tensor:
 
 
 def _split(batch: Batch, joined: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Splits what `_joined` has joined."""
+    """Splits the result of `_joined` into tokens and drafts."""
     numbers, tokens = joined.tolist(), len(batch.sampling_rows)
     return tuple(numbers[:tokens]), tuple(numbers[tokens:])

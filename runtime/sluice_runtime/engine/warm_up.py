@@ -1,5 +1,5 @@
-"""Steps before the engine is ready, so that the first request does not pay for what torch and its
-libraries set up at first use, and so that missing memory ends the start.
+"""Runs steps before the engine is ready. So torch and its libraries are set up before the first
+request, and a lack of memory ends the start.
 
 Two steps. The first takes as much memory as requests can make a step take: a full chunk, and as
 many rows as may run, all of them scored. It computes one layer of the model: every layer needs the
@@ -42,7 +42,7 @@ class WarmUpRunner(Protocol):
         ...
 
     def first_layer_only(self) -> AbstractContextManager[None]:
-        """Steps inside compute one layer of the model."""
+        """Context in which steps compute one layer of the model."""
         ...
 
 
@@ -51,7 +51,7 @@ def warm_up(runner: WarmUpRunner, settings: SchedulerSettings, vocabulary_size: 
     a prompt of one token and the token after it.
 
     Raises:
-        OutOfMemoryError: a step found too little memory.
+        OutOfMemoryError: a step ran out of memory.
     """
     rows = full_step(runner, settings, vocabulary_size)
     if not rows:
@@ -63,10 +63,10 @@ def warm_up(runner: WarmUpRunner, settings: SchedulerSettings, vocabulary_size: 
 def full_step(
     runner: WarmUpRunner, settings: SchedulerSettings, vocabulary_size: int
 ) -> tuple[int, ...]:
-    """Runs the first step alone; returns its rows, which are still there.
+    """Runs only the first step; returns its rows, which are not dropped yet.
 
     Raises:
-        OutOfMemoryError: it found too little memory.
+        OutOfMemoryError: the step ran out of memory.
     """
     lengths = _prompt_lengths(settings)
     if lengths:
@@ -99,8 +99,8 @@ def _prompt_lengths(settings: SchedulerSettings) -> list[int]:
 
 
 def _largest_step(lengths: list[int], page_size: int, sampled_at_once: int) -> Batch:
-    """The first step. Rows after the first `sampled_at_once` are greedy: sampling them all in the
-    costliest way would take no more memory, but many seconds with a large vocabulary."""
+    """Batch of the first step. Rows after the first `sampled_at_once` are greedy: sampling all rows
+    in the costliest way would take no more memory, but many seconds with a large vocabulary."""
     samplings = (_COSTLIEST if row < sampled_at_once else _GREEDY for row in range(len(lengths)))
     return Batch(
         step=0,
@@ -117,7 +117,7 @@ def _largest_step(lengths: list[int], page_size: int, sampled_at_once: int) -> B
 
 
 def _pages(lengths: list[int], page_size: int) -> tuple[PagesAppended, ...]:
-    """Pages for each row's prompt and one token more."""
+    """Pages for each row's prompt and one more token."""
     appended, first = [], 0
     for row, length in enumerate(lengths):
         end = first + pages_for(length + 1, page_size)

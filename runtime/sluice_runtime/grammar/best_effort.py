@@ -1,10 +1,10 @@
 """Best-effort schemas: leaves out keywords that the grammar library does not accept. Imports no
 torch.
 
-The library refuses a schema as a whole. So the smallest part that it does not accept by itself is
-searched, and the keyword without which it accepts that part. All checks of one request together get
-at most `MAX_CHECKED_CHARACTERS`, and at most `MAX_CHECK_SECONDS` and one check more of processor
-time. A schema for which nothing is left is given up.
+The library refuses a schema only as a whole. So the search looks for the smallest part that the
+library refuses by itself, and for the keyword to blame in it. All checks of a request get at most
+`MAX_CHECKED_CHARACTERS`; a check starts only while they have used less than `MAX_CHECK_SECONDS` of
+processor time. A schema whose checks use up either limit is given up.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sluice_runtime.grammar.schema_keywords import LEFT_WITH, at
 
 
 def without_patterns(usable: Usable, budget: CheckBudget) -> list[str] | None:
-    """Takes unaccepted patterns out of a schema; returns the places that were left out. None: the
+    """Removes unaccepted patterns from a schema; returns the places of what was removed. None: the
     schema is given up."""
     return _within(lambda: _without_patterns(usable, budget))
 
@@ -40,13 +40,13 @@ def _without_patterns(usable: Usable, budget: CheckBudget) -> list[str]:
 
 
 def fitted(usable: Usable, budget: CheckBudget) -> list[str] | None:
-    """Takes everything unaccepted out of a schema; returns the places that were left out. None: the
-    schema is given up."""
+    """Removes every unaccepted keyword from a schema; returns the places of what was removed. None:
+    the schema is given up."""
     return _within(lambda: _fitted(usable, budget))
 
 
 def _within(search: Callable[[], list[str] | None]) -> list[str] | None:
-    """Result of a search; None if the checks are spent before, or the library fails."""
+    """Result of a search; None if the budget of checks runs out first, or the library fails."""
 
     def run() -> list[str] | None:
         try:
@@ -66,7 +66,7 @@ def _fitted(usable: Usable, budget: CheckBudget) -> list[str] | None:
     while reason := budget.invalid(root, root):
         place, part, _ = innermost_invalid(root, lambda part: budget.invalid(root, part), reason)
         keys = _culprits(root, part, budget)
-        if not keys and (part is root or not part):  # nothing is left to leave out
+        if not keys and (part is root or not part):  # nothing more can be removed
             return None
         for key in keys or list(part):
             part.pop(key, None)
@@ -77,8 +77,8 @@ def _fitted(usable: Usable, budget: CheckBudget) -> list[str] | None:
 
 
 def _culprits(root: Any, part: dict[str, Any], budget: CheckBudget) -> list[str]:
-    """A keyword without which the library accepts a schema, or all that it does not accept
-    alone."""
+    """One keyword without which the library accepts a schema, or else all keywords that it refuses
+    by themselves."""
 
     def invalid(schema: Any) -> str:
         return budget.invalid(root, schema)
@@ -90,7 +90,7 @@ def _culprits(root: Any, part: dict[str, Any], budget: CheckBudget) -> list[str]
 
 
 def _origin(usable: Usable, place: str) -> str:
-    """Place in the client's schema."""
+    """A place of the usable schema as a place in the client's schema."""
     for now, before in usable.moved.items():
         if place == now or place.startswith(f"{now}."):
             return (before + place[len(now) :]).lstrip(".")

@@ -1,7 +1,7 @@
-"""Grammars of requests for the library, checked and compiled within limits. Imports no torch.
+"""Checks and compiles requests' grammars with the grammar library, within limits. Imports no torch.
 
 The API process checks and the engine compiles, both with `LIMITS`: the library counts its steps and
-stops by itself, so neither needs a process that could be killed.
+stops by itself, so no separate process to kill is needed.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ LIMITS: Final = LLParserLimits(
     initial_lexer_fuel=100_000,
     verbose_errors=False,
 )
-"""Limits below the library's own. One mask of an ambiguous grammar then takes up to 0.13 s, and a
-matcher `sizing.plan.MATCHER_BYTES`. Ordinary grammars use up to 15,000 items with 150,000 tokens,
-and fewer than 500 states; a string of bounded length 5 or 6 for each byte of an answer. Its lexer
-takes up to half a unit of fuel for each of 65,536 characters, and 14,000 for a pattern with
-`\\p{L}`."""
+"""Limits below the library's own. With them a mask of an ambiguous grammar takes up to 0.13 s, and
+a matcher up to `sizing.plan.MATCHER_BYTES`. Ordinary grammars with 150,000 tokens use up to 15,000
+items and fewer than 500 states; a string of bounded length uses 5 or 6 states for each byte of an
+answer. The lexer takes up to half a unit of fuel for each of 65,536 characters, and 14,000 units
+for a pattern with `\\p{L}`."""
 MAX_CHECKED_CHARACTERS: Final = 1_000_000
 MAX_CHECK_SECONDS: Final = 0.15
-"""Maximum processor time, besides the characters above, to search one request's schemas for what
-the library does not accept."""
+"""Most processor time to search one request's schemas for what the library does not accept;
+`MAX_CHECKED_CHARACTERS` is the other limit."""
 _CHECK_CHARACTERS: Final = 1_000
 """Fixed cost of a check in characters, besides the schema's length."""
 _MAX_WHITESPACE: Final = 32
-"""Maximum characters between two words of JSON: enough to indent. A weak model that may write more
-writes nothing else."""
+"""Most white space between two JSON tokens: enough to indent. Without a limit a weak model may
+write nothing else."""
 _GUIDANCE: Final = {"whitespace_pattern": rf"[ \n\r\t]{{1,{_MAX_WHITESPACE}}}"}
 _STACK_BYTES: Final = 256 << 20
 """Stack size for the library's recursive compiler; 65,536 characters nest less than this. Untouched
@@ -57,8 +57,7 @@ _WHERE: Final = re.compile(
     r"^at \d+\(\d+\): |failed to compile JSON schema: |invalid regex .* \(in regex\): "
     r"|; \w+ in regex .*$"
 )
-"""Parts of messages about the library's own language, into which the client's grammar was
-written."""
+"""Parts of the library's messages about its own language, which the client has not written."""
 _UNSATISFIABLE: Final = "Unsatisfiable"
 """Part of the library's message about a schema that no value fits."""
 _ResultT = TypeVar("_ResultT")
@@ -72,7 +71,7 @@ class CompiledGrammar:
     matcher: LLMatcher
     """Matcher at the grammar's beginning."""
     compile: Callable[[], LLMatcher]
-    """Function that makes another matcher, which shares nothing. Call it in a thread with a large
+    """Function that makes another matcher with no shared state. Call it in a thread with a large
     stack."""
 
 
@@ -102,7 +101,7 @@ def _written(kind: GrammarKind, text: str) -> str:
     """Converts the grammar to the library's language.
 
     Raises:
-        GrammarError: it is none.
+        GrammarError: the text is not a valid grammar of its kind.
     """
     try:
         return _KINDS[kind](text)
@@ -123,7 +122,7 @@ def refuse_unusable(kind: GrammarKind, text: str) -> None:
     """Refuses grammars that the library does not accept within `LIMITS`.
 
     Raises:
-        GrammarError: of the grammar; in a schema it says where.
+        GrammarError: the grammar is refused; for a schema the message names the place.
         GrammarUnavailableError: the library failed with it.
     """
     grammar = _written(kind, text)
@@ -144,7 +143,7 @@ def refusal_place(schema: Any, reason: str) -> str:
             for place, _, why in invalid_patterns(schema, budget):
                 return at(place, "pattern"), why
             place, part, why = innermost_invalid(schema, invalid, reason)
-            # What no value fits is no fault of a single keyword.
+            # No single keyword is to blame for a schema that no value fits.
             key = None if _UNSATISFIABLE in why else culprit(part, invalid)
         except ChecksSpentError:
             return "", reason
@@ -158,7 +157,7 @@ def compiled(tokenizer: LLTokenizer, kind: GrammarKind, text: str) -> CompiledGr
     """Compiles a grammar; call it in a thread with a large stack.
 
     Raises:
-        GrammarError: the library does not take it, or not within `LIMITS`.
+        GrammarError: the library does not accept the grammar within `LIMITS`.
         RuntimeError: the library failed with it.
     """
     compile_ = partial(LLMatcher, tokenizer, _written(kind, text), log_level=0, limits=LIMITS)
@@ -176,8 +175,8 @@ def first_line(message: str) -> str:
 
 
 def _refusal(message: str) -> str:
-    """Reason why the library accepts no grammar, for the client; RuntimeError where the fault is
-    its own."""
+    """Reason why the library refuses a grammar, for the client. Raises RuntimeError if the library
+    itself failed."""
     line = first_line(message)
     if line.startswith("panic"):
         raise RuntimeError(line)
@@ -185,8 +184,8 @@ def _refusal(message: str) -> str:
 
 
 def with_deep_stack(call: Callable[[], _ResultT]) -> _ResultT:
-    """Calls in a thread with a large stack, and waits for the result. Raises
-    GrammarUnavailableError and writes a line to the log if the call fails."""
+    """Calls `call` in a thread with a large stack, and waits for the result. If the call fails,
+    writes a line to the log and raises GrammarUnavailableError."""
     results: list[_ResultT] = []
 
     def run() -> None:
@@ -217,7 +216,7 @@ def start_deep_thread(target: Callable[[], None], name: str) -> threading.Thread
 
 
 class ChecksSpentError(Exception):
-    """Error: the request's budget of checks is spent."""
+    """The request's budget of checks is used up."""
 
 
 class CheckBudget:
@@ -236,7 +235,7 @@ class CheckBudget:
         "": it does. Call it in a thread with a large stack.
 
         Raises:
-            ChecksSpentError: it is unknown, as the budget is spent.
+            ChecksSpentError: the budget is used up, so the result is unknown.
         """
         definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
         return self._check(f"start: {json_rule(definitions | part)}")
@@ -274,8 +273,8 @@ def _invalid(grammar: str) -> str:
 
 
 def invalid_patterns(root: Any, budget: CheckBudget) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Strings in a schema whose pattern the library does not accept: their places, and the reasons.
-    They are the usual fault, and each pattern takes one short check."""
+    """String schemas whose pattern the library does not accept: place, schema and reason of each.
+    Patterns are the most common fault, and checking one is cheap."""
     pending: list[tuple[str, object]] = [("", root)]
     seen = set[str]()
     while pending:
@@ -293,7 +292,7 @@ def invalid_patterns(root: Any, budget: CheckBudget) -> Iterator[tuple[str, dict
 
 
 def _referred(schema: Mapping[str, Any], root: Any, seen: set[str]) -> Iterator[tuple[str, object]]:
-    """Place and target of a schema's reference, if it is not in `seen`, to which it is added."""
+    """Place and target of a schema's reference, unless `seen` has it already; adds it to `seen`."""
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference.startswith("#/") and reference not in seen:
         seen.add(reference)
@@ -303,8 +302,8 @@ def _referred(schema: Mapping[str, Any], root: Any, seen: set[str]) -> Iterator[
 def innermost_invalid(
     root: Any, invalid: Callable[[Any], str], reason: str
 ) -> tuple[str, dict[str, Any], str]:
-    """The smallest schema in `root` that is not accepted by itself: its place, itself, and the
-    reason."""
+    """The smallest schema in `root` that the library refuses by itself: its place, the schema, and
+    the reason."""
     schema, path, seen = root, "", set[str]()
     while True:
         parts: list[tuple[str, object]] = [*subschemas(schema, path)]
@@ -312,7 +311,7 @@ def innermost_invalid(
         parts += _referred(schema, root, seen)
         for place, part in parts:
             message = invalid(part) if isinstance(part, dict) and part is not schema else ""
-            # An optional part without values is no fault of the whole.
+            # An optional part that no value fits does not make the whole invalid.
             if message and (_UNSATISFIABLE in message) == (_UNSATISFIABLE in reason):
                 schema, path, reason = part, place, message
                 break
@@ -321,7 +320,8 @@ def innermost_invalid(
 
 
 def culprit(part: dict[str, Any], invalid: Callable[[Any], str]) -> str | None:
-    """A keyword without which the library accepts a schema; None: no single one."""
+    """A keyword without which the library accepts a schema; None if no single keyword is to
+    blame."""
     for key in _candidates(part):
         if not invalid({name: value for name, value in part.items() if name != key}):
             return key

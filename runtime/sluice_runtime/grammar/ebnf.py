@@ -1,7 +1,8 @@
 """Converts clients' EBNF (GBNF, as in llama.cpp) to Lark for the grammar library; pure.
 
-The library's lexer takes the longest match of each terminal. So that this loses nothing, all that
-is not recursive becomes one terminal: a grammar without recursion is one regular expression.
+The library's lexer takes the longest match of each terminal, which could exclude valid texts. So
+each part without recursion becomes one terminal; a grammar without recursion is one regular
+expression.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def lark_of(ebnf: str) -> str:
     """The grammar from its rule `root`, as Lark.
 
     Raises:
-        GrammarError: it is no such grammar.
+        GrammarError: the text is not valid EBNF.
     """
     try:
         rules = GrammarParser().parse(_ESCAPED.sub(_character, ebnf))
@@ -50,7 +51,8 @@ def lark_of(ebnf: str) -> str:
 
 
 def _character(escape: re.Match[str]) -> str:
-    """The character itself, as the library's parser drops zeros; escapes with a meaning stay."""
+    """The character that an escape stands for, because the library's parser drops zeros in escapes;
+    escapes with a meaning stay."""
     if escape[1]:
         return escape[1]
     code = int(escape[2] or escape[3], 16)
@@ -148,7 +150,7 @@ def _references(node: ASTNode) -> Iterator[str]:
 
 
 def _not_recursive(uses: Mapping[str, set[str]]) -> set[str]:
-    """Rules from which no rule that leads to itself is reached."""
+    """Rules that lead to no recursive rule and are not recursive themselves."""
     order, plain = TopologicalSorter(uses), set[str]()
     with suppress(CycleError):
         order.prepare()

@@ -1,8 +1,8 @@
 """Rewrites clients' JSON schemas for the grammar library; pure.
 
-Keywords that the library does not enforce are refused, or left out where a schema is best effort,
-with their place. Objects without `additionalProperties` are closed where that is asked for, a
-keyword's type is written out, `oneOf` becomes `anyOf`, and unknown formats are annotations.
+Keywords that the library does not enforce are refused or, in a best-effort schema, left out and
+their places reported. Objects without `additionalProperties` are closed on demand, types implied by
+keywords are written out, `oneOf` becomes `anyOf`, and unknown formats are ignored.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ class Usable(NamedTuple):
     left_out: list[str]
     """Places of keywords that were left out of a best-effort schema."""
     moved: Mapping[str, str]
-    """Original places of schemas that were moved or copied, by their present place."""
+    """Original places of schemas that were moved or copied, by new place."""
 
 
 def usable_schema(schema: object, *, closed: bool = True, steps: Steps | None = None) -> Any:
-    """The schema for the library. `closed`: objects have no properties, and tuples no items, that
-    it does not name; `steps`: the request's remaining ones.
+    """The schema for the library. `closed`: objects have only the properties, and tuples only the
+    items, that the schema names; `steps`: steps that the request has left.
 
     Raises:
-        GrammarError: a part of it would not be enforced; says where.
+        GrammarError: a part of the schema would not be enforced; the message says where.
     """
     return _Rewriting(schema, closed, steps or Steps()).run().schema
 
@@ -77,8 +77,8 @@ def subschemas(schema: object, path: str = "") -> list[tuple[str, Any]]:
 
 
 class _Rewriting:
-    """Rewriting of one schema. A schema is a `member` where other restrictions of its value stand
-    next to it: then rules about the whole do not apply to it alone."""
+    """Rewriting of one schema. A schema is a `member` if sibling schemas restrict its value too;
+    rules about the whole value then do not apply to the member alone."""
 
     def __init__(
         self, root: object, closed: bool, steps: Steps, *, best_effort: bool = False
@@ -107,7 +107,7 @@ class _Rewriting:
         return Usable(schema, list(self._left_out), moved)
 
     def _leave_out(self, place: str, error: GrammarError) -> None:
-        """Records what is left out of a best-effort schema; raises the error if it is none."""
+        """Records what is left out of a best-effort schema; for other schemas raises `error`."""
         if not self._best_effort:
             raise error
         self._left_out[place] = None
@@ -156,10 +156,11 @@ class _Rewriting:
         return schema
 
     def _with_reference(self, schema: dict[str, Any], path: str, *, member: bool) -> dict[str, Any]:
-        """The schema with a reference to a definition that is rewritten for its use here."""
+        """The schema with its reference redirected to a definition that is rewritten for this
+        use."""
         reference = schema.get("$ref")
         if not isinstance(reference, str) or target_of(reference, self._root) is None:
-            return schema  # the library says what is wrong with it
+            return schema  # the library reports the error
         if not (reference == "#" or reference.startswith("#/")):
             return schema
         if not member and _leads_through_keywords(reference):
@@ -189,7 +190,7 @@ class _Rewriting:
             parts = [*parts, {"anyOf": schema.pop("oneOf")}]
         rest, names = schema.pop("unevaluatedProperties", None), facts.names
         if "additionalProperties" in schema:
-            rest = None  # which evaluates all
+            rest = None  # additionalProperties evaluates all properties
         if rest is None and names | facts.patterns and not (member or facts.is_open):
             rest, names = False if self._closed else None, names | facts.required
         if rest is not None:
@@ -204,7 +205,7 @@ class _Rewriting:
         return schema
 
     def _complete(self, schema: dict[str, Any], path: str) -> dict[str, Any]:
-        """The schema with every required name among the properties, and closed."""
+        """The schema with every required name among its properties; closed if that is asked for."""
         properties = schema.get("properties", {})
         required = [name for name in list_of(schema, "required") if isinstance(name, str)]
         missing = [name for name in required if name not in properties]
@@ -226,8 +227,8 @@ class _Rewriting:
         return schema
 
     def _with_names(self, schema: dict[str, Any], path: str) -> dict[str, Any]:
-        """The schema with `propertyNames` as the properties that it names, or as a pattern of
-        them."""
+        """The schema with `propertyNames` replaced by the properties that it names, or by a pattern
+        for names."""
         if "propertyNames" not in schema:
             return schema
         rest = {key: value for key, value in schema.items() if key != "propertyNames"}
@@ -249,7 +250,7 @@ class _Rewriting:
 
 
 def _named_properties(names: object, schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Keywords that restrict the names of properties like a schema; None: there are none."""
+    """Keywords equivalent to the `propertyNames` schema `names`; None if there are none."""
     if names is True or names == {}:
         return {}
     if not isinstance(names, dict) or names.get("type", "string") != "string":
@@ -301,7 +302,7 @@ def _leads_through_keywords(reference: str) -> bool:
 
 
 def _restrictions(schema: dict[str, Any]) -> dict[str, Any]:
-    """The keys that the library has to know; it refuses some keys without a meaning."""
+    """The schema's keys that restrict values. The library refuses some of the others."""
     kept = {key: value for key, value in schema.items() if key in RESTRICTING or key in MAPS}
     if isinstance(kept.get("format"), str) and kept["format"] not in FORMATS:
         del kept["format"]
@@ -309,7 +310,7 @@ def _restrictions(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_tuples(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema with tuples of drafts up to 2019-09 in the form of 2020-12."""
+    """The schema with tuples rewritten from the form of drafts up to 2019-09 to that of 2020-12."""
     rest = schema.pop("additionalItems", None)
     if isinstance(schema.get("items"), list) and "prefixItems" not in schema:
         first = schema.pop("items")
@@ -333,7 +334,8 @@ def _is_whole_tuple(schema: Mapping[str, Any]) -> bool:
 
 
 def _with_evaluated(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema with its rules for the rest, if no other schema stands next to it."""
+    """The schema with `unevaluatedProperties` and `unevaluatedItems` as `additionalProperties` and
+    `items`, for a schema without siblings."""
     for key, same in (
         ("unevaluatedProperties", "additionalProperties"),
         ("unevaluatedItems", "items"),

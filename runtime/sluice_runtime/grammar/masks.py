@@ -32,18 +32,18 @@ from sluice_runtime.scheduler.batch import NO_TOKEN, Batch
 from sluice_runtime.wire.messages import Generate, Grammar
 
 MAX_MEAN_SECONDS: Final = 0.015
-"""Maximum mean processor time for each token of an answer: ordinary schemas take 0.1 to 0.5 ms."""
+"""Most mean processor time for each token of an answer; ordinary schemas take 0.1 to 0.5 ms."""
 FREE_SECONDS: Final = 0.05
-"""Processor time that an answer may take in all, besides the mean."""
+"""Processor time that an answer may take in addition to the mean for its tokens."""
 AHEAD_SECONDS: Final = 0.003
-"""Maximum mean processor time for masks of an answer that may have drafts. Where masks take more,
-none is computed ahead, so that each counts as the answer's own."""
+"""Most mean processor time for masks of an answer that may have drafts. If masks take more, none is
+computed ahead, so that all time counts for the answer itself."""
 AHEAD_FREE_TOKENS: Final = 10
 MIN_RENEWED_TOKENS: Final = 50
 MIN_RENEWED_SHARE: Final = 1 / 8
-"""Minimum share of an answer's tokens since its matcher was made, and MIN_RENEWED_TOKENS their
-number, before it is made again. Compiling an ordinary grammar takes 2 to 40 ms of the step, reading
-an answer again up to 16 ms for 1,000 tokens."""
+"""Share of an answer's tokens, and MIN_RENEWED_TOKENS their number, that must have come since its
+matcher was made before it is made again. Compiling an ordinary grammar takes 2 to 40 ms of the
+step; reading an answer again takes up to 16 ms for 1,000 tokens."""
 _WORD_BITS: Final = 32
 _BITS: Final = np.left_shift(np.uint32(1), np.arange(_WORD_BITS, dtype=np.uint32)).view(np.int32)
 _SIMPLER: Final = "; write it without repeats within repeats such as (a{0,60}){0,60}"
@@ -53,8 +53,8 @@ SlowReason = Literal["slow", "stuck", "failed"]
 
 
 class GiveUp(NamedTuple):
-    """Reason why an answer's grammar is given up; its request is at fault, unless the library
-    failed."""
+    """Reason why an answer's grammar is given up. The request is at fault unless `reason` is
+    `failed`."""
 
     reason: SlowReason
     error: str
@@ -82,13 +82,14 @@ _LIMIT_SAID: Final = (
     "items; max is",
     "fuel exhausted",
 )
-"""Parts of the library's messages where an answer reaches one of its limits."""
+"""Parts of the library's messages about an answer that reaches a limit of the library."""
 _DEAD_END_SAID: Final = (
     "NoExtension",
     "doesn't satisfy the grammar",
     "parser stopped in consume_token",
 )
-"""Parts of the library's messages where nothing may follow, or not what was drawn elsewhere."""
+"""Parts of the library's messages when no token may follow, or when a token that another engine
+drew may not."""
 _log = logging.getLogger(__name__)
 
 
@@ -112,14 +113,14 @@ class Masks:
 
 
 class Matcher:
-    """One answer and its grammar, which was compiled for this answer alone, since copies share the
-    states that the library counts. A mask creates 5 or 6 of them for each byte of a string with a
-    bounded length, and a token that is taken in creates one a byte. Where there are too many, a new
-    matcher takes in the answer again. `end`: the token that ends answers in the grammar, behind the
-    vocabulary.
+    """One answer and its grammar. The grammar is compiled for this answer alone, because copies
+    share the states that the library counts. A mask creates 5 or 6 states for each byte of a string
+    with bounded length, and each token read creates one for each byte. When there are too many
+    states, a new matcher reads the answer again. `end`: id of the token that ends answers in the
+    grammar, after the vocabulary.
 
-    It may look ahead of the answer, at drafts. Errors there are not the answer's fault: its grammar
-    is never given up for them.
+    The matcher may look ahead of the answer, at drafts. Errors there are not the answer's fault, so
+    its grammar is never given up for them.
     """
 
     def __init__(self, compiled: CompiledGrammar, end: int, message: Generate) -> None:
@@ -140,7 +141,7 @@ class Matcher:
         self._taken = 0
         """Number of tokens that the state has taken in."""
         self._ahead: list[int] = []
-        """Drafts that the state has taken in behind these tokens."""
+        """Drafts that the state includes after these tokens."""
         self._saw_drafts = False
         """Whether the state has seen drafts since it was made."""
         self._looks_ahead = True
@@ -154,13 +155,13 @@ class Matcher:
         self.given_up: GivenUp | None = None
 
     def accept(self, token: int) -> None:
-        """Adds the token that was drawn with the last mask; the next mask takes it in. After drafts
-        all drawn tokens are added, and those that are not kept are removed with the next mask."""
+        """Adds the token that was drawn with the last mask; the next mask reads it. After drafts
+        all drawn tokens are added; the next mask removes the ones that were not kept."""
         self._tokens.append(token)
 
     def fill(self, context_tokens: int, words: NDArray[np.int32]) -> None:
-        """Writes the mask behind the row's first `context_tokens` tokens. It allows all tokens once
-        the answer has ended, or its grammar was given up."""
+        """Writes the mask for the token after the row's first `context_tokens` tokens. The mask
+        allows all tokens once the answer has ended or its grammar was given up."""
         assert self.given_up is None
         began = time.thread_time()
         answered = context_tokens - self._prompt_tokens
@@ -179,9 +180,9 @@ class Matcher:
             words[:] = -1
 
     def fill_behind(self, drafts: Sequence[int], words: NDArray[np.int32]) -> None:
-        """Writes the mask behind the answer and drafts that may follow it, after a call of `fill`.
-        It allows no token where the grammar forbids a draft or the mask is unknown: nothing is
-        drawn there then."""
+        """Writes the mask for the token after the answer and `drafts`; call `fill` first. If the
+        grammar forbids a draft, or the mask is unknown, the mask allows no token, so that nothing
+        is drawn."""
         words[:] = 0
         if self.given_up or self._is_slow_ahead() or not self._looks_ahead:
             return
@@ -192,8 +193,8 @@ class Matcher:
         self._seconds_ahead += time.thread_time() - began
 
     def _is_slow_ahead(self) -> bool:
-        """Whether masks ahead are too slow, judged by all masks: those behind drafts may be the
-        only slow ones."""
+        """Whether masks ahead are too slow, judged by the time of all masks, since only those after
+        drafts may be slow."""
         turns = self._turns + self._turns_ahead + AHEAD_FREE_TOKENS
         return self._seconds + self._seconds_ahead > AHEAD_SECONDS * turns
 
@@ -221,16 +222,16 @@ class Matcher:
         if not self._is_old(answered):
             if not self._saw_drafts:
                 return why
-            self._looks_ahead = False  # drafts may have made the most of them
+            self._looks_ahead = False  # drafts may have created most of the states
         return self._renew(answered) or self._follow(answered, words)
 
     def _is_old(self, answered: int) -> bool:
-        """Whether the answer has grown enough since the state was made to make a new one."""
+        """Whether the answer has grown enough since the state was made to be worth a new state."""
         least = max(MIN_RENEWED_TOKENS, MIN_RENEWED_SHARE * answered)
         return answered - self._made_at >= least
 
     def _renew(self, answered: int) -> GiveUp | None:
-        """Replaces the state by a new matcher, which has taken in nothing."""
+        """Replaces the state by a new matcher, which has read nothing yet."""
         del self._state  # two at once would take twice the memory
         try:
             self._state, seconds = with_deep_stack(lambda: _timed(self._compile))
@@ -242,7 +243,7 @@ class Matcher:
         return None
 
     def _settle(self, answered: int) -> GiveUp | None:
-        """Moves kept drafts to the answer, and takes back what is not part of it."""
+        """Moves kept drafts to the answer, and takes back read tokens that are not part of it."""
         if self._saw_drafts and self._state.is_error():
             self._looks_ahead = self._is_old(answered)
             return self._renew(answered)
@@ -262,7 +263,7 @@ class Matcher:
         self._ahead = []
 
     def _go_back(self, tokens: int) -> None:
-        """Takes so many tokens back from the state."""
+        """Takes back the last `tokens` tokens that the state has read."""
         if not tokens:
             return
         self._masks = {
@@ -288,7 +289,7 @@ class Matcher:
         return self._mask(answered, words)
 
     def _mask(self, answered: int, words: NDArray[np.int32]) -> GiveUp | None:
-        """Writes the mask behind the tokens that were taken in; `answered` is their number."""
+        """Writes the mask for the token after the `answered` tokens that the state has read."""
         if (mask := self._masks.get(answered)) is not None:
             words[:] = mask
             return None
@@ -317,12 +318,12 @@ class Matcher:
         return None
 
     def _may_take(self, token: int) -> bool:
-        """Takes a draft in, unless the grammar forbids it: that would leave the state broken."""
+        """Reads a draft if the grammar allows it; reading a forbidden one would break the state."""
         ends = token in self.grammar.end_token_ids and self._state.is_accepting()
         return (ends or self._state.validate_tokens([token]) == 1) and self._take(token) is None
 
     def _failure(self) -> GiveUp:
-        """Reason why the library cannot continue."""
+        """Reason to give up the grammar, from the library's error."""
         error = first_line(self._state.get_error())
         if _MANY_STATES_SAID in error:
             return GiveUp("slow", f"following it takes too much ({error}){_SHORTER}")
@@ -334,8 +335,8 @@ class Matcher:
         return FAILED
 
     def _end_with(self, words: NDArray[np.int32], *, may_end: bool) -> None:
-        """Allows the model's end tokens in place of the library's. Some of them have text, which a
-        string could hold: drawn there, they would cut the answer."""
+        """Allows the model's end tokens in place of the library's. Elsewhere they are forbidden:
+        some have text that a string could hold, and drawing one there would cut the answer off."""
         words[self._end // _WORD_BITS] &= ~_BITS[self._end % _WORD_BITS]
         if not may_end:
             _forbid(words, self.grammar.end_token_ids)
@@ -356,7 +357,7 @@ def _call_all(calls: Iterable[Callable[[], None]]) -> None:
 
 
 def _forbid(words: NDArray[np.int32], tokens: Iterable[int]) -> None:
-    """Takes tokens out of a mask, unless that would leave none."""
+    """Removes tokens from a mask, unless no token would be left."""
     left = words.copy()
     for token in tokens:
         left[token // _WORD_BITS] &= ~_BITS[token % _WORD_BITS]
@@ -365,8 +366,7 @@ def _forbid(words: NDArray[np.int32], tokens: Iterable[int]) -> None:
 
 
 class Matchers:
-    """Matchers by request, and by the rows that run now. `threads`: maximum threads that fill
-    masks."""
+    """Matchers by request, and by running row. `threads`: most threads that fill masks."""
 
     def __init__(self, vocabulary_size: int, threads: int = 1) -> None:
         self._words = -(-(vocabulary_size + 1) // _WORD_BITS)
@@ -392,8 +392,8 @@ class Matchers:
             matcher.accept(token)
 
     def close(self, request_id: str) -> None:
-        """Removes a request that has ended; unknown ids are ignored. Its row may be in one more
-        step."""
+        """Removes a request that has ended, even if its row is in one more step; unknown ids are
+        ignored."""
         self._requests.pop(request_id, None)
 
     def follow(self, batch: Batch) -> None:
@@ -406,7 +406,7 @@ class Matchers:
                 self._rows[added.row] = matcher
 
     def follows(self, rows: Sequence[int]) -> bool:
-        """Whether one of the rows has a grammar: its mask needs all earlier tokens."""
+        """Whether one of the rows has a grammar, so that its mask needs all earlier tokens."""
         return any(row in self._rows for row in rows)
 
     def masks(
@@ -415,9 +415,9 @@ class Matchers:
         context_tokens: Sequence[int],
         drafts: Sequence[Sequence[int]] | None = None,
     ) -> Masks | None:
-        """Masks of those of `rows` that follow a grammar, after so many tokens of each; None: no
-        row does. `drafts`: by place, the last of these tokens that are drafts. A row may come
-        several times, with more and more of them."""
+        """Masks for the rows that follow a grammar, each after its number of `context_tokens`;
+        None: no row does. `drafts`: by place in `rows`, the drafts at the end of these tokens. A
+        row may occur several times, with more drafts each time."""
         if not self._rows:
             return None
         rows_matched = [(place, self._rows.get(row)) for place, row in enumerate(rows)]
@@ -439,8 +439,9 @@ class Matchers:
         return Masks([place for place, _ in matched], words)
 
     def accepting(self, rows: Sequence[int]) -> Callable[[Sequence[int]], None]:
-        """A function that takes the tokens that a step draws for `rows`, in their order. The
-        matchers are fixed now: when the tokens are known, the next step may have dropped rows."""
+        """Function that gives a step's drawn tokens, in the order of `rows`, to the rows' matchers.
+        It looks the matchers up now, because the next step may drop rows before the tokens are
+        known."""
         matched = [(place, self._rows[row]) for place, row in enumerate(rows) if row in self._rows]
 
         def accept(tokens: Sequence[int]) -> None:
@@ -450,8 +451,9 @@ class Matchers:
         return accept
 
     def take_given_up(self, step: int) -> list[GivenUp]:
-        """Requests given up in this step or before, since the last call; from any thread. Those of
-        a later step, which may be running, stay: their tokens of this step still count."""
+        """Requests given up in `step` or before it, since the last call; may be called from any
+        thread. Requests given up in a later step stay, because their tokens of `step` still
+        count."""
         taken = []
         while self._given_up and self._given_up[0][0] <= step:
             taken.append(self._given_up.popleft()[1])

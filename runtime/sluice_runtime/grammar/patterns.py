@@ -1,8 +1,9 @@
 """Converts patterns of JSON Schema, which are ECMAScript's regular expressions, for the grammar
 library; pure.
 
-A pattern is searched for: a value fits where the pattern matches any part of it. The library does
-so for strings in JSON. `searched` writes it out for texts that are not quoted.
+JSON Schema searches for a pattern: a value fits if the pattern matches any part of it. The library
+searches too, but only in JSON strings. For unquoted text `searched` spells the search out in the
+expression.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ _QUANTIFIER: Final = re.compile(r"[*+?]\??|\{\d+(?:,\d*)?\}\??")
 
 
 def portable(pattern: str) -> str:
-    """A pattern of ECMAScript in the library's spelling. What the library does not know stays."""
+    """An ECMAScript pattern in the library's syntax; constructs unknown to the library stay
+    unchanged."""
     written: list[str] = []
     pieces = iter(_PIECE.findall(pattern))
-    ecma = "(?s)" not in pattern  # other languages' spelling of a dot that is any character
+    ecma = "(?s)" not in pattern  # (?s) of other languages: a dot matches any character
     for piece in pieces:
         if piece in ("[", "[^"):
             written.append(_class(piece, pieces))
@@ -43,7 +45,7 @@ def portable(pattern: str) -> str:
 
 
 def _class(opening: str, pieces: Iterator[str]) -> str:
-    """A class of characters, whose opening has been read."""
+    """Text of a character class whose opening bracket has been read."""
     members: list[str] = []
     for piece in pieces:
         for part in _within_class(piece):
@@ -52,7 +54,7 @@ def _class(opening: str, pieces: Iterator[str]) -> str:
                     return opening + "".join(members) + "]"
                 return r"[\s\S]" if opening == "[^" else r"[^\s\S]"
             members.append("\\-" if part == "-" and members[-1:] == ["-"] else part)
-    return opening + "".join(members)  # which the library refuses
+    return opening + "".join(members)  # the class has no end; the library refuses it
 
 
 def _within_class(piece: str) -> Sequence[str]:
@@ -82,10 +84,10 @@ _Item = str | _Group
 
 
 def searched(pattern: str) -> str:
-    """Expression for all texts in which the pattern matches, without anchors.
+    """Expression, without anchors, that matches exactly the texts in which `pattern` is found.
 
     Raises:
-        GrammarError: an anchor stands where it is not at an edge, or there are too many variants.
+        GrammarError: an anchor is in the middle of the pattern, or there are too many variants.
     """
     variants: list[str] = []
     try:
@@ -109,7 +111,7 @@ def _variants(alternatives: list[list[_Item]]) -> Iterator[str]:
 
 
 def _pieces(pattern: str) -> list[str]:
-    """Pieces of a pattern, a class of characters as one."""
+    """Pieces of a pattern; a character class is one piece."""
     pieces, source = list[str](), iter(_PIECE.findall(pattern))
     for piece in source:
         pieces.append(_class(piece, source) if piece in ("[", "[^") else piece)
@@ -118,7 +120,8 @@ def _pieces(pattern: str) -> list[str]:
 
 
 def _alternatives(pieces: list[str]) -> list[list[_Item]]:
-    """Alternatives up to the end of a group; takes their pieces from the end of the list."""
+    """Alternatives up to the end of a group; removes their pieces from the end of `pieces`, which
+    is reversed."""
     alternatives: list[list[_Item]] = [[]]
     while pieces:
         piece = pieces.pop()
@@ -137,7 +140,7 @@ def _alternatives(pieces: list[str]) -> list[list[_Item]]:
 
 
 def _starts(sequence: list[_Item]) -> Iterator[tuple[bool, list[_Item]]]:
-    """The sequence without anchors at its start, by variants, and whether each began with one."""
+    """Variants of the sequence without its leading anchors, each with whether it began with one."""
     first = sequence[0] if sequence else ""
     if first == "^":
         yield from ((True, rest) for _, rest in _starts(sequence[1:]))
@@ -150,7 +153,8 @@ def _starts(sequence: list[_Item]) -> Iterator[tuple[bool, list[_Item]]]:
 
 
 def _ends(sequence: list[_Item]) -> Iterator[tuple[bool, list[_Item]]]:
-    """The sequence without anchors at its end, by variants, and whether each ended with one."""
+    """Variants of the sequence without its trailing anchors, each with whether it ended with
+    one."""
     last = sequence[-1] if sequence else ""
     if last == "$":
         yield from ((True, rest) for _, rest in _ends(sequence[:-1]))

@@ -1,7 +1,7 @@
-"""Keywords of a JSON schema, before it is rewritten for the grammar library; pure.
+"""Examines the keywords of a JSON schema before it is rewritten for the grammar library; pure.
 
-Finds keywords that the library does not enforce, and what several restrictions of one value mean
-together.
+Finds keywords that the library does not enforce, and combines what several restrictions of one
+value imply.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ MAX_PROPERTIES: Final = 1_000
 MAX_MULTIPLE: Final = 1024
 """Maximum `multipleOf`: the library's automaton has a state for each remainder."""
 _MAX_FOLLOWED: Final = 64
-"""Maximum references that are followed, from one that may lead to itself."""
+"""Most references that are followed to find out whether one leads to itself."""
 MAX_COMBINATIONS: Final = 1_000
 """Maximum combinations of alternatives for one value: the library writes each out."""
 MAX_TOGETHER: Final = 500
-"""Maximum schemas about one value, each counted as often as it is referred to: the library writes
-each out."""
+"""Most schemas about one value, counted once for each reference to them, because the library writes
+out each."""
 MAX_STEPS: Final = 30_000
 """Maximum schemas that are looked at for one request."""
 _NAMES_PER_STEP: Final = 8
@@ -44,9 +44,9 @@ IGNORED: Final = frozenset(
         *("minContains", "maxContains"),
     }
 )
-"""Keywords that restrict values and that the library does not know."""
+"""Keywords that restrict values but that the library ignores."""
 _NEEDS: Final = {"then": "if", "else": "if", "minContains": "contains", "maxContains": "contains"}
-"""Keywords that have no meaning without another, by keyword."""
+"""For each keyword that means nothing alone, the keyword that it needs."""
 _SAYS_NOTHING: Final[Mapping[str, object]] = {
     "uniqueItems": False,
     "not": False,
@@ -55,7 +55,7 @@ _SAYS_NOTHING: Final[Mapping[str, object]] = {
     "dependentSchemas": {},
     "dependencies": {},
 }
-"""Values with which a keyword restricts nothing."""
+"""For each keyword, a value with which it restricts nothing."""
 IMPLIED_TYPE: Final[Mapping[str, str]] = {
     key: kind
     for kind, keys in {
@@ -67,14 +67,14 @@ IMPLIED_TYPE: Final[Mapping[str, str]] = {
     }.items()
     for key in keys.split()
 }
-"""Type whose values a keyword restricts."""
+"""For each keyword, the type of the values that it restricts."""
 LEFT_WITH: Final = {
     "properties": "additionalProperties",
     "patternProperties": "additionalProperties",
     "prefixItems": "items",
 }
-"""Keywords about the rest of a value, by the keyword that defines the rest; both are left out
-together."""
+"""Keywords about the rest of a value, by the keyword that defines what the rest is; if this keyword
+is left out, so are they."""
 IN_PLACE: Final = ("$ref", "anyOf", "oneOf", "allOf")
 """Keywords whose schemas are about the value itself."""
 RESTRICTING: Final = (
@@ -217,7 +217,7 @@ def unimplemented_keywords(
         yield "multipleOf", refused(at(path, "multipleOf"), step, allowed)
     least = schema.get("minProperties", 0)
     if IS_OF_TYPE["integer"](least) and least > 1 and not _has_single_names(schema):
-        # The same additional name may come twice, and then counts twice.
+        # An additional name may occur twice, and is then counted twice.
         allowed = "0 or 1; more beside additionalProperties: false, without patternProperties"
         yield "minProperties", _unimplemented(schema, path, "minProperties", allowed)
     if "unevaluatedProperties" in schema and not _knows_evaluated(schema, root, steps):
@@ -245,7 +245,7 @@ def _unimplemented(schema: Mapping[str, Any], path: str, key: str, allowed: str)
 
 
 def _leads_to_itself(schema: Mapping[str, Any], root: object) -> bool:
-    """Whether references lead back to each other, so that no value is described."""
+    """Whether the schema's reference leads back to itself, so that it describes no value."""
     if not isinstance(own := schema.get("$ref"), str):
         return False
     parts, seen = [target_of(own, root)], set[str]()
@@ -258,13 +258,13 @@ def _leads_to_itself(schema: Mapping[str, Any], root: object) -> bool:
 
 
 def _has_single_names(schema: Mapping[str, Any]) -> bool:
-    """Whether no name of a property can come twice."""
+    """Whether a property's name certainly occurs only once."""
     closed = schema.get("additionalProperties") is False
     return closed and not schema.keys() & {"patternProperties", "propertyNames"}
 
 
 def _knows_evaluated(schema: Mapping[str, Any], root: object, steps: Steps) -> bool:
-    """Whether the properties that a schema evaluates are those of all values."""
+    """Whether a schema evaluates one set of properties, whatever the value."""
     if "propertyNames" in schema:
         return False
     parts, seen = [schema], set[str]()
@@ -306,8 +306,8 @@ class _Combinations:
         return self._counts[id(schema)]
 
     def together(self, schema: object, depth: int = 0) -> int:
-        """Number of schemas about a schema's value, itself included; at most one over the
-        maximum."""
+        """Number of schemas about a schema's value, including itself; counting stops at one above
+        the maximum."""
         if not isinstance(schema, dict):
             return 1
         if depth > MAX_DEPTH:
@@ -340,12 +340,12 @@ class _Combinations:
 
 
 def dict_of(schema: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """A keyword's object; an empty one where it has none."""
+    """A keyword's value if it is an object, else an empty object."""
     value = schema.get(key)
     return value if isinstance(value, dict) else {}
 
 
 def list_of(schema: Mapping[str, Any], key: str) -> list[Any]:
-    """A keyword's list; an empty one where it has none."""
+    """A keyword's value if it is a list, else an empty list."""
     value = schema.get(key)
     return value if isinstance(value, list) else []

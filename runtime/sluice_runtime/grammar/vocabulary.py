@@ -1,8 +1,8 @@
 """The bytes of each token of a model's vocabulary, as grammars match them. Imports no torch.
 
-Special tokens have none: they never appear in the text, so no grammar may use one. The exceptions
-begin tool calls and are named in grammars by id: they get bytes that occur in no text, because the
-library never allows a token without bytes.
+Special tokens have no bytes: they never appear in the text, so no grammar may use one. The
+exceptions begin tool calls, and grammars name them by id. They get bytes that occur in no text,
+because the library never allows a token without bytes.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def _spelling(path: Path) -> Callable[[str], bytes]:
 
 
 def _byte_level(text: str) -> bytes:
-    """Bytes of a byte-level token: one a character. A token with any other character is not
-    ordinary."""
+    """Bytes of a byte-level token, one for each character; a token with another character is not an
+    ordinary one."""
     if any(character not in BYTE_OF_SYMBOL for character in text):
         return b""
     return bytes(BYTE_OF_SYMBOL[character] for character in text)
@@ -91,7 +91,7 @@ def _byte_fallback(text: str) -> bytes:
 
 
 class _Tokens:
-    """A vocabulary as the library reads it, with a token behind it that ends answers."""
+    """A vocabulary in the form that the library reads, followed by one token that ends answers."""
 
     bos_token_id = None
     special_token_ids: Sequence[int] = ()
@@ -102,8 +102,8 @@ class _Tokens:
         self.tree: LLTokenizer | None = None
 
     def __call__(self, text: bytes) -> list[int]:
-        """Tokens of a text. Where only one text may follow, the library allows its first token
-        alone: the longest."""
+        """Tokens of a text, each as long as possible: where only one text may follow, the library
+        allows only its first token."""
         return self.tree.greedy_tokenize(text.decode()) if self.tree else []
 
 

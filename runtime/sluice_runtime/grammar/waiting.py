@@ -1,9 +1,10 @@
 """The grammar queue: requests wait for their compiled grammar, in front of the scheduler.
 
-A request without a grammar never comes here. One thread compiles for all, so that the engine's loop
-never waits. Each request has a matcher of its own until it ends: matchers of one compiled grammar
-would add up their states, and hold them for ever. Only so many live at once. The API process bounds
-the queue: it counts these requests among all that the engine holds. Knows no scheduler.
+A request without a grammar never comes here. One thread compiles all grammars, so that the engine's
+loop never waits. Each request has a matcher of its own until it ends: matchers that share a
+compiled grammar would add up their states, and hold them for ever. The number of live matchers is
+limited. The API process bounds the queue by counting all requests that the engine holds. Knows no
+scheduler.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from sluice_runtime.grammar.vocabulary import tokenizer_of
 from sluice_runtime.wire.messages import Generate, Grammar, Refusal, TokenDelta
 
 MAX_COMPILING: Final = 16
-"""Maximum grammars handed to the thread at once: a tenant that comes later waits for these at
-most."""
+"""Most grammars handed to the thread at once. A tenant that arrives later waits for no more than
+these."""
 
 _log = logging.getLogger(__name__)
 
@@ -45,13 +46,13 @@ class Compiled:
     grammar: CompiledGrammar | None = None
     error: str = ""
     failure: str = ""
-    """Error that is the library's fault; `error` is the request's."""
+    """Error that is the library's fault; `error` is the request's fault."""
     seconds: float = 0.0
 
 
 class CompileThread:
-    """Compiles grammars, one after the other. `tokens`: called once, in the thread; `on_compiled`:
-    called by it."""
+    """Compiles grammars, one after the other. `tokens`: returns the vocabulary; called once, in the
+    thread. `on_compiled`: called in the thread after each grammar."""
 
     def __init__(
         self, tokens: Callable[[], Sequence[bytes]], on_compiled: Callable[[], None]
@@ -63,7 +64,8 @@ class CompileThread:
         self._thread: Thread | None = None
 
     def warm_up(self) -> None:
-        """Starts the thread, which reads the vocabulary; the first grammar does, too."""
+        """Starts the thread, which then reads the vocabulary; otherwise the first grammar starts
+        it."""
         if self._thread is None:
             self._thread = start_deep_thread(self._run, "grammars")
 
@@ -96,7 +98,7 @@ class CompileThread:
             began = time.monotonic()
             done = _compiled(tokenizer, grammar)
             self._finished.append((job, replace(done, seconds=time.monotonic() - began)))
-            del done  # while this waits it would keep the matcher
+            del done  # else the variable would keep the matcher alive during the wait
             self._on_compiled()
 
 
@@ -137,9 +139,11 @@ class GrammarCounts:
 
 
 class GrammarQueue:
-    """Queue of the engine's loop. Opens a matcher for each request that leaves it to run.
+    """Queue of requests with grammars, used by the engine's loop. Opens a matcher for each request
+    that leaves the queue to run.
 
-    `most`: so many live at once, with those being compiled; the tenant with the fewest goes next.
+    `most`: limit of live matchers and grammars being compiled, together. The tenant with the fewest
+    goes next.
     """
 
     def __init__(self, compiler: CompileThread, matchers: Matchers, most: int) -> None:
@@ -189,12 +193,13 @@ class GrammarQueue:
         return released
 
     def resumed(self, request_id: str, token: int) -> None:
-        """Takes the first token of an answer that was drawn elsewhere; it may have no grammar."""
+        """Takes an answer's first token, which another engine drew; the answer may have no
+        grammar."""
         self._matchers.resumed(request_id, token)
 
     def given_up(self, step: int) -> list[TokenDelta]:
-        """The ends of running requests whose grammar was given up in `step`, whose result has been
-        read; the tokens they drew in it do not follow the grammar."""
+        """The ends of running requests whose grammar was given up in `step`. Call it once the
+        step's result was read; tokens drawn in that step do not follow the grammar."""
         if not self._matchers.used:
             return []
         return [self._ended_by(given_up) for given_up in self._matchers.take_given_up(step)]
@@ -223,8 +228,8 @@ class GrammarQueue:
             self._compiler.submit(job, message.grammar)
 
     def _next(self) -> Generate:
-        """Takes the oldest request of the tenant with the fewest that are compiled for or have
-        their matcher."""
+        """Takes the oldest request of the tenant with the fewest requests that are being compiled
+        or have a matcher."""
         live = Counter([*self._open.values(), *(m.tenant for m in self._compiling.values())])
         tenant = min(self._waiting, key=lambda tenant: live[tenant])
         group = self._waiting.pop(tenant)

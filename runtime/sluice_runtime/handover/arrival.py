@@ -1,8 +1,8 @@
-"""How much of one prompt has arrived: which pages to read next, and whether all of it is there.
+"""Tracks the arrival of one prompt's pages: which to read next, and whether all are here.
 
-Pure: what a prefill engine announces in, reads out. A prompt that was computed again is announced
-from its beginning again; its pages are read again, but only when no read of the first time is under
-way, because both write into the same pages.
+Pure: announcements of a prefill engine go in, reads come out. A prompt that is computed a second
+time is announced again from its start. Its pages are then read again, but only once no earlier read
+is under way, since both write into the same pages.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sluice_runtime.scheduler.kv_allocator import pages_for
 
 
 class ArrivalError(Exception):
-    """The prefill engine said what cannot be; `str()` is one line."""
+    """The prefill engine sent an impossible message; `str()` is one line."""
 
 
 class Arrival:

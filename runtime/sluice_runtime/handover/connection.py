@@ -1,6 +1,7 @@
-"""One control connection, from either side: frames in and out, pings, and how it is found dead.
+"""One control connection, on either side: frames in and out, pings, and the detection of a dead
+peer.
 
-Lives on an event loop, which calls it; never waits. Knows no greeting and no room.
+It runs on an event loop and never waits. Knows no hello and no room.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ class ConnectionLimits:
     """How long a peer may be silent, and how much it may leave unread."""
 
     greeting_seconds: float = 5.0
-    """Seconds from the connection to the accepted greeting."""
+    """Seconds from the connection to the accepted hello."""
     ping_seconds: float = 5.0
-    """Seconds without anything sent after which a `Ping` is sent."""
+    """Seconds without sending after which a `Ping` is sent."""
     silence_seconds: float = 12.0
     """Seconds of silence, two missed pings, after which the peer counts as gone."""
     max_unsent_bytes: int = 256 << 20
-    """A peer that leaves more unread is cut off; four of the largest frames."""
+    """Most bytes that a peer may leave unread before it is cut off: four of the largest frames."""
 
 
 class Connection(asyncio.Protocol):
@@ -72,14 +73,14 @@ class Connection(asyncio.Protocol):
         on_payload: Callable[[Connection, bytes], None],
         on_lost: Callable[[Connection, str], None],
     ) -> None:
-        """Accepts the greeting: larger frames may come, frames and loss go to these callbacks, and
-        pings show who is alive."""
+        """Called when the hello was accepted: allows frames of `max_frame_bytes`, replaces the
+        callbacks, and starts pings."""
         self._frames.max_bytes = max_frame_bytes
         self._on_payload, self._on_lost = on_payload, on_lost
         self._check_silence()
 
     def send(self, framed: bytes) -> None:
-        """Dropped once the connection is lost."""
+        """Sends a frame; drops it if the connection is lost."""
         if self._reason is not None or self._transport is None:
             return
         unsent_bytes = self._transport.get_write_buffer_size()
@@ -93,14 +94,14 @@ class Connection(asyncio.Protocol):
         self._transport.write(framed)
 
     def refuse(self, message: Message, reason: str) -> None:
-        """Sends a last message and closes; `reason` is for our side."""
+        """Sends a last message and closes the connection; `reason`: for `on_lost`."""
         self.send(frame(message))
         self._reason = self._reason or reason
         if self._transport is not None:
             self._transport.close()
 
     def lose(self, reason: str) -> None:
-        """Ends it at once; `on_lost` follows."""
+        """Ends the connection at once; `on_lost` follows."""
         self._reason = self._reason or reason
         if self._transport is not None:
             self._transport.abort()
@@ -124,7 +125,7 @@ class Connection(asyncio.Protocol):
         self._on_lost(self, reason)
 
     def _check_silence(self) -> None:
-        """Pings, or ends the connection, and comes back when the next of both is due."""
+        """Sends a ping or ends the connection if due, and schedules the next check."""
         if self._timer is not None:
             self._timer.cancel()
         now, limits = self._loop.time(), self._limits
@@ -138,7 +139,7 @@ class Connection(asyncio.Protocol):
 
 
 def _set_options(peer: socket.socket, limits: ConnectionLimits) -> None:
-    """The kernel, too, ends a connection whose peer does not answer."""
+    """Makes the kernel, too, end a connection whose peer does not answer."""
     silence_seconds = max(1, round(limits.silence_seconds))
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

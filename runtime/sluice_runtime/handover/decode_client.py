@@ -1,7 +1,7 @@
 """A decode engine's connections to prefill engines: one each, with all rooms in it.
 
-`DecodeClient` is what the engine's loop calls; the connections live in a thread of their own.
-Knows no request: what a room is for is the loop's.
+The engine's loop calls `DecodeClient`; the connections run in a separate thread. Knows rooms, but
+no requests.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from sluice_runtime.handover.prefill_link import ClientSettings, Greeter, Prefil
 from sluice_runtime.wire.messages import PrefillEngine
 
 Address = tuple[str, int, str]
-"""Host, port and epoch of a prefill engine: another life is another engine."""
+"""Host, port and epoch of a prefill engine; an engine in a new epoch counts as another engine."""
 
 
 class DecodeClient:
-    """Connects on first use, and until `close`; see `DecodePort`."""
+    """A `DecodePort` that connects to each prefill engine at its first room."""
 
     def __init__(
         self,
@@ -48,11 +48,12 @@ class DecodeClient:
 
     @property
     def failure(self) -> str | None:
-        """Why the thread died; None while it is well. `events` raises it."""
+        """Reason why the thread died; None while it runs. `events` raises it."""
         return self._thread.failure
 
     def open(self, prefill: PrefillEngine, bootstrap: Bootstrap) -> None:
-        """Connects if need be, greets, and asks for the prompt. A failure is a `RoomLost`."""
+        """Connects if necessary, sends a hello, and asks for the prompt. A failure comes as the
+        event `RoomLost`."""
         assert bootstrap.room not in self._rooms, "a room is open once"
         self._rooms[bootstrap.room] = _address(prefill)
         self._thread.call(self._links.open, prefill, bootstrap)
@@ -63,7 +64,7 @@ class DecodeClient:
             self._thread.call(self._links.send, address, message)
 
     def close(self, room: int) -> None:
-        """Ends the events of this room, which has ended here."""
+        """Stops the events of a room that has ended on this side."""
         if address := self._rooms.pop(room, None):
             self._thread.call(self._links.close_room, address, room)
 

@@ -1,9 +1,9 @@
 """A decode engine's rooms: prompts that prefill engines compute for it.
 
-A request gets pages, asks its prefill engine for the prompt, reads the pages while they are
-announced, and decodes when that engine attests that it held them. Belongs to the engine's loop,
-which calls it between steps; nothing here waits. Pages that a read may still write get
-no other owner, even if the request has ended. Knows neither sockets nor memory.
+A request gets pages, its prefill engine is asked for the prompt, and its pages are read while they
+are announced. It decodes when the prefill engine attests that it held the pages. The role belongs
+to the engine's loop, which calls it between steps; nothing here waits. Pages that a read may still
+write get no other owner, even after the request's end. Knows neither sockets nor memory.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ from sluice_runtime.wire.messages import (
 _log = logging.getLogger("sluice.handover")
 _ONLY_DECODE: Final = "this engine only decodes; send requests to the service's router"
 _REQUEST_AT_FAULT: Final = frozenset({"invalid", "uncompiled", "out_of_memory"})
-"""Refusals of a prefill engine that are not its own failure, and need not name it."""
+"""Refusals by a prefill engine that are the request's fault, so that the error need not name the
+engine."""
 _TOLD: Final[Mapping[Refusal, Refusal]] = {
     "invalid": "invalid",
     "uncompiled": "uncompiled",
@@ -66,7 +67,8 @@ _TOLD: Final[Mapping[Refusal, Refusal]] = {
     "overloaded": "overloaded",
     "unavailable": "prefill_unavailable",
 }
-"""Refusal for the client by the prefill engine's refusal; all others are its failures."""
+"""Refusal for the client, by the prefill engine's refusal. All other refusals count as failures of
+the prefill engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,8 @@ class _Room:
     received: bool = False
     """Whether `Received` was sent."""
     copies: dict[int, int] = field(default_factory=dict)
-    """Number of a read → where its chunk ends, if the prefill engine waits for it."""
+    """End of the chunk by number of its read, for chunks whose `ChunkRead` the prefill engine
+    awaits."""
 
 
 class DecodeRole:
@@ -125,15 +128,16 @@ class DecodeRole:
 
     @property
     def busy(self) -> bool:
-        """Whether requests are in one of its queues, or pages are being read."""
+        """Whether the role has requests in a queue, or reads in progress."""
         return bool(self._awaiting or self._rooms or len(self._reads))
 
     def refusal(self, message: Generate) -> str | None:
-        """Why a request of the API process is not taken."""
+        """Why a request of the API process is refused; None if it is accepted."""
         return None if message.prefill is not None or is_probe(message) else _ONLY_DECODE
 
     def hand_back(self, message: HandBack, now: float) -> int:
-        """Requests without pages, or those of whose prompt no part was announced."""
+        """Hands back requests without pages, or without an announced part of their prompt; returns
+        how many."""
         if message.waits_for is Role.DECODE:
             return self._scheduler.hand_back(message.requests, message.most, now)
         if message.waits_for is not Role.PREFILL:
@@ -146,7 +150,7 @@ class DecodeRole:
         return len(chosen)
 
     def drain(self, lame_duck_seconds: float) -> None:
-        """Finishes accepted requests without doing anything here."""
+        """Does nothing: accepted requests finish anyway."""
 
     def give_up(self, error: str) -> None:
         """Does nothing: the API process ends its requests."""
@@ -160,7 +164,8 @@ class DecodeRole:
             self._leave(room, "the request was aborted")
 
     def receive(self, now: float) -> None:
-        """Takes in what prefill engines said and what was read; ends rooms that took too long."""
+        """Processes prefill engines' messages and finished reads; ends rooms past their
+        deadline."""
         for number, result in self._reads.finished():
             if room := self._rooms.get(number):
                 self._read(room, result, now)
@@ -172,7 +177,7 @@ class DecodeRole:
             self._expire(now)
 
     def admit(self, message: Generate) -> None:
-        """A request whose grammar, if it has one, is compiled."""
+        """Accepts a request whose grammar, if any, is compiled."""
         if message.prefill is None:
             self._scheduler.add(message)
         else:
@@ -180,7 +185,7 @@ class DecodeRole:
             self._scheduler.add_remote(message)
 
     def plan(self, now: float) -> None:
-        """Asks for the prompts of requests that get pages now."""
+        """Opens rooms for requests that get pages now."""
         for given in self._scheduler.next_preallocations(now):
             self._open(self._awaiting.pop(given.request_id), given, now)
 
@@ -188,7 +193,7 @@ class DecodeRole:
         """Does nothing: chunks that are computed here are announced to no other engine."""
 
     def takes(self, delta: TokenDelta, now: float) -> bool:
-        """All results are for the API process."""
+        """Returns False: all results are for the API process."""
         if delta.finish_reason is not None:
             self._awaiting.pop(delta.request_id, None)
         return False
@@ -253,7 +258,7 @@ class DecodeRole:
             self._fail(room, now, "Protocol", str(error))
 
     def _go_on(self, room: _Room, now: float) -> None:
-        """Reads what can be read; once all is here, says so."""
+        """Starts all reads that are possible; once the whole prompt is here, sends `Received`."""
         while (announced := room.arrival.next_read()) is not None:
             self._submit(room, announced)
         room.arrival.check_covered()
@@ -298,7 +303,7 @@ class DecodeRole:
         room.deadline = min(self._last_second(asked), now + seconds)
 
     def _attested(self, room: _Room, now: float) -> None:
-        """The prompt is here and valid: its request decodes."""
+        """Lets the request decode: its prompt is here and valid."""
         finished = room.arrival.finished
         if not room.received or finished is None:
             raise ArrivalError("pages were attested before they were received")
@@ -347,8 +352,8 @@ class DecodeRole:
         tell: bool = True,
         names_engine: bool = False,
     ) -> None:
-        """Ends room and request. `tell`: the prefill engine does not know; `names_engine`: the
-        error does, as those that are the request's fault need not."""
+        """Ends room and request with an error. `tell`: whether the prefill engine has to be told.
+        `names_engine`: whether `error` names the prefill engine already."""
         self._failures[reason] += 1
         self._leave(room, error if tell else None)
         if not names_engine and refusal not in _REQUEST_AT_FAULT:
@@ -361,8 +366,8 @@ class DecodeRole:
         self._scheduler.fail(room.request.request_id, error, refusal)
 
     def _leave(self, room: _Room, error: str | None) -> None:
-        """Closes the room. The prefill engine gets the reason, unless it knows; then `error` is
-        None."""
+        """Closes the room. `error`: reason to send to the prefill engine; None if it knows
+        already."""
         if error is not None:
             self._ports.prefill.send(Cancel(room.number, error))
         self._close(room)
@@ -377,13 +382,14 @@ class DecodeRole:
 
 
 def _not_begun(rooms: Sequence[_Room | None]) -> list[_Room]:
-    """All of `rooms`, if each is there, and no part of its prompt was announced; else none."""
+    """All of `rooms`, if every one exists and none has an announced part of its prompt; else an
+    empty list."""
     there = [room for room in rooms if room is not None and not room.arrival.has_begun]
     return there if len(there) == len(rooms) else []
 
 
 def _awaited(room: _Room) -> str:
-    """What a room's request waits for, in words for messages."""
+    """Text for messages: what a room's request waits for."""
     if room.received:
         return "the attestation"
     return "the prompt" if room.arrival.finished is None else "the pages of the prompt"

@@ -1,6 +1,6 @@
 """Frames of the control connection: 4 bytes of length, big-endian, then a message as msgpack.
 
-Every frame has a limit, so that a peer cannot make us hold what it likes. Knows no socket.
+Every frame has a size limit, so that a peer cannot make us use unlimited memory. Knows no socket.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 from sluice_runtime.handover.messages import Message
 
 MAX_GREETING_BYTES: Final = 64 << 10
-"""Limit of a frame before the greeting is accepted: its sender may not have the key."""
+"""Largest frame, in bytes, before the hello is accepted: its sender may not have the key."""
 MAX_FROM_DECODE_BYTES: Final = 32 << 20
 """Limit of a frame from a decode engine: a prompt and its settings."""
 MAX_FROM_PREFILL_BYTES: Final = 64 << 20
@@ -36,8 +36,8 @@ class FrameReader:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The payloads that are complete with `data`. Each is taken before the next is looked at,
-        so that a larger limit holds for what came with the greeting.
+        """Payloads that `data` completes. Each is yielded before the next length is checked, so
+        that a limit raised after the hello holds for frames that came with it.
 
         Raises:
             FramingError: a length above `max_bytes`.
@@ -61,7 +61,7 @@ class FrameReader:
 
 
 def frame(message: Message) -> bytes:
-    """The message as it goes over the wire."""
+    """The message as a frame, as bytes on the wire."""
     payload = msgspec.msgpack.encode(message)
     return len(payload).to_bytes(_LENGTH_BYTES, "big") + payload
 
@@ -75,7 +75,7 @@ def decode(decoder: msgspec.msgpack.Decoder[T], payload: bytes) -> T:
     """The message of a payload.
 
     Raises:
-        FramingError: no message that `decoder` knows.
+        FramingError: the payload is not a message that `decoder` knows.
     """
     try:
         return decoder.decode(payload)

@@ -1,5 +1,5 @@
-"""The greeting of a control connection: each side shows that it has the service's key, and that it
-is the life of the engine that is meant, with pages that the other can use.
+"""The hello of a control connection: each side proves that it has the service's key, is the engine
+in the epoch that is meant, and has pages that the other can use.
 
 Pure: clock and nonce are values. Knows no socket.
 """
@@ -20,7 +20,7 @@ from sluice_runtime.handover.messages import HANDOVER_VERSION, Hello, Refused, W
 from sluice_runtime.handover.ports import PeerMemory
 
 GREETING_SECONDS: Final = 60.0
-"""How long a greeting is valid: clocks of nodes may differ by less."""
+"""How long a hello is valid; clocks of nodes must differ by less."""
 _HELLO_LABEL: Final = b"sluice hand-over hello 1\0"
 _WELCOME_LABEL: Final = b"sluice hand-over welcome 1\0"
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
@@ -68,13 +68,13 @@ class PrefillIdentity:
 
 
 class SeenNonces:
-    """Nonces of accepted greetings, for as long as a copy of the greeting would be accepted too."""
+    """Nonces of accepted hellos, kept as long as a copy of the hello would still be valid."""
 
     def __init__(self) -> None:
         self._seen: OrderedDict[str, float] = OrderedDict()
 
     def add(self, nonce: str, now_unix: float) -> bool:
-        """Whether it is new."""
+        """Adds a nonce; returns whether it is new."""
         while self._seen and next(iter(self._seen.values())) < now_unix - 2 * GREETING_SECONDS:
             self._seen.popitem(last=False)
         if nonce in self._seen:
@@ -99,10 +99,10 @@ def make_hello(us: DecodeIdentity, prefill_epoch: str, now_unix: float, nonce: s
 
 
 def read_hello(payload: bytes) -> Hello | Refused:
-    """The first message of a connection, or the refusal of one in another version.
+    """The first message of a connection, or the refusal to send if it has another version.
 
     Raises:
-        FramingError: it is no `Hello` of any version.
+        FramingError: the payload is not a `Hello` of any version.
     """
     version = decode(_any_hello_decoder, payload).version
     if version != HANDOVER_VERSION:
@@ -114,7 +114,8 @@ def read_hello(payload: bytes) -> Hello | Refused:
 
 
 def refusal_of(us: PrefillIdentity, hello: Hello, now_unix: float) -> Refused | None:
-    """Why a greeting is not accepted. A peer without the key learns nothing about us."""
+    """Why a hello is refused; None if it is accepted. A peer without the key learns nothing about
+    this engine."""
     if not is_signed(us.keys(), _hello_message(hello), hello.signature):
         return Refused("NotSigned", "the greeting is not signed with this service's key")
     age_seconds = now_unix - hello.unix_seconds
@@ -132,7 +133,7 @@ def refusal_of(us: PrefillIdentity, hello: Hello, now_unix: float) -> Refused | 
 
 
 def make_welcome(us: PrefillIdentity, hello: Hello) -> Welcome:
-    """The answer to a greeting that is accepted, signed for it."""
+    """The signed answer to an accepted hello; the signature covers the hello's nonce."""
     welcome = Welcome(
         epoch=us.epoch,
         session=us.memory.session,
@@ -149,10 +150,11 @@ def make_welcome(us: PrefillIdentity, hello: Hello) -> Welcome:
 
 
 def memory_of(us: DecodeIdentity, hello: Hello, answer: Welcome | Refused) -> PeerMemory:
-    """Where the pages of the engine are that answered `hello`.
+    """Location of the pages of the engine that answered `hello`.
 
     Raises:
-        GreetingError: it refused, or we do: its answer is not signed, or its pages are not ours.
+        GreetingError: the engine refused, or its answer has no valid signature, or its pages do not
+            fit ours.
     """
     if isinstance(answer, Refused):
         raise GreetingError(f"refused the greeting: {answer.reason}: {answer.error}")

@@ -1,7 +1,8 @@
 """Reads of pages, each with a lease: our pages have no other owner until a read is over.
 
-A read that ended in doubt, and whose bytes may still arrive, takes its pages out of the pool. When
-that has cost too much of it, the process has to be restarted. Knows no message of a prefill engine.
+After a failed read whose bytes may still arrive, its pages are taken out of the pool for good. Once
+that has cost too much of the pool, the process has to be restarted. Knows no message of a prefill
+engine.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from sluice_runtime.scheduler.scheduler import Scheduler
 _log = logging.getLogger("sluice.handover")
 
 MAX_QUARANTINED: Final = 0.1
-"""Largest share of the pool in quarantine; an engine with more ends, to be restarted."""
+"""Largest fraction of the pool that may be in quarantine; an engine with more ends, so that it is
+restarted."""
 
 
 class LeasedReads:
@@ -54,7 +56,8 @@ class LeasedReads:
         return read.number
 
     def finished(self) -> list[tuple[int, PagesRead]]:
-        """Rooms and results since the last call; whoever had the pages may give them back now.
+        """Rooms and results since the last call. The pages of these reads may now be freed by their
+        owners.
 
         Raises:
             EngineUnfitError: too much of the pool is lost.

@@ -1,8 +1,8 @@
 """A thread with an event loop, and how the engine's loop notices that it died.
 
-What happens in it ends at most one connection; anything else that goes wrong is a bug, ends the
-thread, and is raised where its events are taken: a thread that died unnoticed would leave requests
-waiting for ever. Knows neither sockets nor messages.
+An expected error ends at most one connection. Any other error is a bug: it ends the thread, and
+`events` raises it, because a thread that died unnoticed would leave requests waiting for ever.
+Knows neither sockets nor messages.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ class LoopThread(Generic[E]):
         """Why the thread died; None while it is well."""
 
     def start(self, serve: Callable[[Awaitable[None]], Awaitable[None]]) -> None:
-        """`serve` gets what to wait for: it ends its connections and returns after that."""
+        """Starts the thread with `serve`, which awaits its argument, then ends its connections and
+        returns."""
         self._serve = serve
         self._thread.start()
 
     def call(self, callback: Callable[[Unpack[Args]], object], *args: *Args) -> None:
-        """Runs `callback` in the thread, soon, in the order of the calls; dropped once it has
+        """Runs `callback` in the thread soon, in the order of the calls; dropped if the thread has
         ended."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback, *args)
@@ -88,8 +89,8 @@ class LoopThread(Generic[E]):
             self._stop.set_result(None)
 
     def _fail(self, error: BaseException) -> None:
-        """Notes the failure before the connections end: the engine acts on no event that follows
-        from it."""
+        """Records the failure before the connections end, so that the engine ignores events that
+        result from it."""
         if self.failure is not None:
             return
         self.failure = f"{type(error).__name__}: {error}"
@@ -98,7 +99,8 @@ class LoopThread(Generic[E]):
         self._wake()
 
     def _went_wrong(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Logs an error of a connection, or a lack of descriptors. Any other ends the thread."""
+        """Logs an error of a connection, or a lack of file descriptors; any other error ends the
+        thread."""
         error = context.get("exception")
         if "transport" in context or isinstance(error, OSError):
             _log.error("%s: %s", self._thread.name, context["message"], exc_info=error)

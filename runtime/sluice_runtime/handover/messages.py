@@ -1,19 +1,19 @@
 """Messages between a decode engine and a prefill engine over the control connection.
 
-The decode engine connects, greets, and opens a *room* for each request: a number of 63 random bits
-that names the request on both sides until it ends. The prefill engine announces each chunk that is
-computed; the decode engine reads the pages itself. msgspec structs with a tag per type; knows no
-socket.
+The decode engine connects, says hello, and opens a *room* for each request: a number of 63 random
+bits that names the request on both sides until it ends. The prefill engine announces each computed
+chunk; the decode engine reads the pages itself. The messages are msgspec structs with a tag for
+each type. Knows no socket.
 
     decode                          prefill
       Hello            ──────────▶             once per connection
                        ◀──────────  Welcome
       Bootstrap(room)  ──────────▶             queued, computed in chunks
                        ◀──────────  Chunk      (repeated; decode reads its pages meanwhile)
-      ChunkRead(room)  ──────────▶             where chunks are copies: not needed any more
+      ChunkRead(room)  ──────────▶             only if chunks are copies: the copy may go
                        ◀──────────  Finished   the first token; pages still held
       Received(room)   ──────────▶             every announced byte was read and verified
-                       ◀──────────  Attested   pages were held until now; they are let go
+                       ◀──────────  Attested   pages were held until now and are released
       Cancel(room)     ──────────▶  or  ◀──────────  Failed(room): the end, at any time
 """
 
@@ -26,11 +26,11 @@ import msgspec
 from sluice_runtime.wire.messages import Generate, Refusal, TokenLogprob
 
 HANDOVER_VERSION: Final = 9
-"""Both engines must have the same: fields are added with defaults and this goes up."""
+"""Version that both engines must have. It is raised whenever a field is added, with a default."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Base of all of them."""
+    """Base of all messages."""
 
 
 class Hello(Message, frozen=True):
@@ -38,11 +38,11 @@ class Hello(Message, frozen=True):
 
     version: int
     epoch: str
-    """Life (epoch) of the decode engine."""
+    """Epoch of the decode engine's process."""
     name: str
     """Name of the decode engine's pod, for messages."""
     prefill_epoch: str
-    """Life (epoch) of the prefill engine that is meant; another one refuses."""
+    """Epoch of the prefill engine that is meant; an engine in another epoch refuses."""
     fingerprint: dict[str, str | int | None]
     """`KvFingerprint` as JSON."""
     unix_seconds: float
@@ -52,12 +52,13 @@ class Hello(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """Prefill → decode: the answer to `Hello`, signed too, so that pages are read from no other
-    peer."""
+    """Prefill → decode: the answer to `Hello`, also signed, so that pages are read only from the
+    right peer."""
 
     epoch: str
     session: str
-    """Where the transfer backend reads from; bound to this epoch."""
+    """Address in the transfer backend's form from which pages are read; valid for this epoch
+    only."""
     backend: str
     """Name of the transfer backend; the decode engine's must be the same."""
     pool_address: int
@@ -65,26 +66,28 @@ class Welcome(Message, frozen=True):
     page_bytes: int
     pages: int
     staged: bool
-    """Whether chunks are announced with copies of their pages, which are used again when
-    `ChunkRead` says so."""
+    """Whether chunks are announced with copies of their pages; a copy's memory is reused after
+    `ChunkRead`."""
     signature: str
     """HMAC over all the other fields and the nonce of the `Hello`."""
     parts: int = 1
-    """Parts of each page, one behind the other: one for each rank, with its heads of all layers."""
+    """Parts of each page, one after the other: each rank has one, with its heads of all layers."""
 
 
 class Bootstrap(Message, frozen=True):
-    """Decode → prefill: compute this prompt and its first token; there are pages for it here."""
+    """Decode → prefill: compute this prompt and its first token. The decode engine has pages for
+    the prompt."""
 
     room: int
     request: Generate
     """Request as the decode engine got it; its times and credit mean nothing to the prefill
     engine."""
     held_tokens: int
-    """Leading tokens, in whole pages, that the decode engine has cached: not announced to it."""
+    """Leading tokens, in whole pages, that the decode engine has cached; their chunks are not
+    announced."""
     prompt_hash: str
     deadline_seconds: float
-    """How long the decode engine waits for `Finished`, from now."""
+    """Seconds from now that the decode engine waits for `Finished`."""
 
 
 class Chunk(Message, frozen=True):
@@ -92,8 +95,8 @@ class Chunk(Message, frozen=True):
 
     room: int
     start: int
-    """First token of the chunk. It follows the previous chunk; or it is the first chunk's again,
-    where the prompt is computed a second time."""
+    """First token of the chunk: it follows the previous chunk, or is that of the first chunk if the
+    prompt is computed a second time."""
     end: int
     page_ids: tuple[int, ...]
     checksum: int
@@ -101,12 +104,12 @@ class Chunk(Message, frozen=True):
 
 
 class Finished(Message, frozen=True):
-    """Prefill → decode: every chunk was announced; this is the first token."""
+    """Prefill → decode: all chunks were announced; this message has the first token."""
 
     room: int
     token_id: int
     end: int
-    """Tokens of the prompt: the last chunk ends here."""
+    """Number of tokens of the prompt, where the last chunk ends."""
     prompt_hash: str
     """`PromptHash` of the tokens that were computed, in hexadecimal."""
     cached_tokens: int
@@ -118,8 +121,8 @@ class Finished(Message, frozen=True):
 
 
 class ChunkRead(Message, frozen=True):
-    """Decode → prefill, where pages are staged: the chunk that ends here was read and is right, and
-    more of the prompt is to come. The copies are let go; the pages are held as before."""
+    """Decode → prefill, if pages are staged: the chunk that ends at `end` was read and verified,
+    and more of the prompt is to come. Its copies may be reused; its pages stay held."""
 
     room: int
     end: int
@@ -161,11 +164,11 @@ class Cancel(Message, frozen=True):
 
     room: int
     error: str = ""
-    """Why, for the log."""
+    """Reason for the log."""
 
 
 class Ping(Message, frozen=True):
-    """Either way, when nothing else was sent for a while: the sender's process is alive."""
+    """In both directions, after a while without other messages: the sender's process is alive."""
 
 
 ToPrefill = Hello | Bootstrap | ChunkRead | Received | Cancel | Ping

@@ -1,4 +1,4 @@
-"""The loop's reads of pages, as a `PageReader` has them: page numbers in, addresses out.
+"""Turns the loop's reads of pages into a `PageReader`'s jobs: page numbers become addresses.
 
 Pages that are neighbours on both sides are one piece, so pieces are few and long. Their order is
 that of the bytes, which checksums go by. Knows neither rooms nor requests.
@@ -18,13 +18,13 @@ from sluice_runtime.handover.transfer.reads import ReadJob, ReadResult, StagingL
 
 @dataclass(frozen=True, slots=True)
 class LocalPages:
-    """Where our own pages are."""
+    """Location and layout of our own pages."""
 
     address: int
     """Address of page 0."""
     page_bytes: int
     parts: int = 1
-    """Parts of each page: our ranks."""
+    """Parts of each page, one for each of our ranks."""
     kv_heads: int = 1
     """Key heads of all ranks together."""
 
@@ -34,7 +34,8 @@ class LocalPages:
 
 
 class PageReads:
-    """See `PagePort`. `wake`: a result is there at once."""
+    """A `PagePort` over a `PageReader`. `wake`: called if a result is available at once, as after a
+    refusal."""
 
     def __init__(
         self,
@@ -85,7 +86,7 @@ class PageReads:
     def _result(self, result: ReadResult) -> PagesRead:
         """
         Raises:
-            EngineUnfitError: nothing can be read any more.
+            EngineUnfitError: the backend can never read again.
         """
         number, error = self._jobs.pop(id(result.job))[1], result.error
         if isinstance(error, StagingLostError):
@@ -119,7 +120,8 @@ def page_pieces(
     remote_pages: Sequence[int],
     local_pages: Sequence[int],
 ) -> list[Piece]:
-    """Page `remote_pages[i]` of the peer's pool goes to page `local_pages[i]` of ours.
+    """Pieces that read page `remote_pages[i]` of the peer's pool into page `local_pages[i]` of
+    ours.
 
     A base is the address of page 0. Both lists have the same length.
     """
@@ -130,7 +132,7 @@ def page_pieces(
 
 
 def coalesce(pieces: Iterable[Piece]) -> list[Piece]:
-    """Joins a piece to the one before it where it continues it on both sides; drops empty ones."""
+    """Joins each piece that continues the previous one on both sides; drops empty pieces."""
     joined: list[Piece] = []
     for piece in pieces:
         if piece.length_bytes == 0:

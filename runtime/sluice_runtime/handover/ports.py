@@ -1,7 +1,7 @@
 """Ports between the engine's loop and the threads that talk to other engines: values and protocols.
 
-The loop calls these methods between steps; none of them waits. Whatever arrives sets the loop's
-`Wakeup`. Knows neither sockets nor the scheduler.
+The loop calls these methods between steps; none of them waits. Every event or result sets the
+loop's `Wakeup`. Knows neither sockets nor the scheduler.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sluice_runtime.wire.messages import Generate, PrefillEngine
 
 @dataclass(frozen=True, slots=True)
 class PeerMemory:
-    """Where the pages of a prefill engine are."""
+    """Location and layout of a prefill engine's pages."""
 
     session: str
     pool_address: int
@@ -57,7 +57,7 @@ class FromDecode:
 
 @dataclass(frozen=True, slots=True)
 class PeerLost:
-    """A connection is gone, and with it all of its rooms."""
+    """Event: a connection from a decode engine ended, and all its rooms with it."""
 
     peer: int
     error: str
@@ -65,7 +65,8 @@ class PeerLost:
 
 @dataclass(frozen=True, slots=True)
 class FromPrefill:
-    """A message about one of our rooms, and where that engine's pages are."""
+    """A prefill engine's message about one of our rooms, with the location of that engine's
+    pages."""
 
     message: Chunk | Finished | Attested | Failed
     memory: PeerMemory
@@ -77,18 +78,19 @@ class FromPrefill:
 
 @dataclass(frozen=True, slots=True)
 class RoomLost:
-    """The prefill engine could not be reached, refused the greeting, or is gone."""
+    """Event: a room ended because its prefill engine could not be reached, refused the hello, or is
+    gone."""
 
     room: int
     error: str
     """One line that names the engine and what happened."""
     unasked: bool = False
-    """Whether that engine never got the request, so that it cannot be at fault."""
+    """Whether the prefill engine never got the request, so that the request cannot be at fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageRead:
-    """Pages of a prefill engine that are to be copied into pages of ours."""
+    """Order to copy pages of a prefill engine into our pages."""
 
     number: int
     """Number of the read."""
@@ -97,19 +99,20 @@ class PageRead:
     page_ids: tuple[int, ...]
     """Source pages, in the prefill engine."""
     local_page_ids: tuple[int, ...]
-    """Destination pages of ours, as many as `page_ids`."""
+    """Destination pages in our pool; one for each of `page_ids`."""
     checksum: int
     """Checksum of the pages, as in `Chunk`."""
 
 
 @dataclass(frozen=True, slots=True)
 class PagesRead:
-    """The result of a `PageRead`: every byte is there and right when `error` is None."""
+    """Result of a `PageRead`. If `error` is None, every byte has arrived and its checksum is
+    right."""
 
     number: int
     error: str | None = None
     may_still_land: bool = False
-    """Whether our pages may still be written, at any time from now on."""
+    """Whether the failed read may still write into our pages, at any later time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +129,7 @@ DecodeEvent = FromPrefill | RoomLost
 
 
 class PrefillPort(Protocol):
-    """The prefill engine's end: its bootstrap endpoint."""
+    """A prefill engine's end of the connections: its bootstrap endpoint."""
 
     def events(self) -> list[PrefillEvent]:
         """Events since the last call, in order.
@@ -141,12 +144,13 @@ class PrefillPort(Protocol):
         ...
 
     def hold(self, room: int, peer: int) -> None:
-        """The prompt's pages are complete and held: when `Received` comes, it is answered with
-        `Attested` at once, between two turns of the loop as well."""
+        """Called when a prompt's pages are complete and held: the port then answers `Received` with
+        `Attested` at once, even between turns of the loop."""
         ...
 
-    def let_go(self, room: int) -> None:
-        """Called before the pages may be used again: nothing is attested from now on."""
+    def release_hold(self, room: int) -> None:
+        """Ends a hold, before the pages may be reused: the port no longer answers `Received` with
+        `Attested`."""
         ...
 
 
@@ -158,7 +162,8 @@ class PagePublisher(Protocol):
         ...
 
     def chunks(self) -> list[Chunk]:
-        """Chunks that can be announced since the last call; those of a room are in order.
+        """Chunks that became ready to announce since the last call; chunks of one room are in
+        order.
 
         Raises:
             HandoverThreadError: its thread died; the engine cannot continue.
@@ -166,25 +171,26 @@ class PagePublisher(Protocol):
         ...
 
     def pending(self, room: int) -> bool:
-        """Whether `chunks` has more to come of this room."""
+        """Whether more chunks of this room will come."""
         ...
 
     def read(self, room: int, end: int) -> None:
-        """The chunk that ends here is not read any more."""
+        """Called when a decode engine has read the chunk of this room that ends at token `end`."""
         ...
 
     def forget(self, room: int) -> None:
-        """The room has ended."""
+        """Called when the room has ended; drops what is left of its chunks."""
         ...
 
     def close(self) -> None: ...
 
 
 class DecodePort(Protocol):
-    """The decode engine's end: connections to prefill engines, one each."""
+    """A decode engine's end of the connections: one to each prefill engine."""
 
     def open(self, prefill: PrefillEngine, bootstrap: Bootstrap) -> None:
-        """Connects if need be, greets, and asks for the prompt. A failure is a `RoomLost`."""
+        """Connects if necessary, sends a hello, and asks for the prompt. A failure comes as the
+        event `RoomLost`."""
         ...
 
     def send(self, message: ChunkRead | Received | Cancel) -> None:
@@ -192,7 +198,7 @@ class DecodePort(Protocol):
         ...
 
     def close(self, room: int) -> None:
-        """Ends the events of this room, which has ended here."""
+        """Stops the events of a room that has ended on this side."""
         ...
 
     def events(self) -> list[DecodeEvent]:
@@ -209,7 +215,8 @@ class Grammars(Protocol):
     """The part of the engine's grammar queue that the roles use."""
 
     def add(self, message: Generate) -> None:
-        """A request with a grammar, which has to be compiled before it runs."""
+        """Queues a request with a grammar; the grammar has to be compiled before the request
+        runs."""
         ...
 
     def abort(self, request_id: str) -> None:
@@ -217,7 +224,8 @@ class Grammars(Protocol):
         ...
 
     def resumed(self, request_id: str, token: int) -> None:
-        """The first token of an answer was drawn elsewhere; it may have no grammar."""
+        """Called when another engine drew an answer's first token; the answer may have no
+        grammar."""
         ...
 
     def ended(self, request_id: str) -> None:
@@ -229,11 +237,11 @@ class PagePort(Protocol):
     """Copies pages of prefill engines into ours, concurrently with the loop."""
 
     def submit(self, read: PageRead) -> None:
-        """Exactly one result follows, whatever happens."""
+        """Starts a read. Exactly one result follows, even after a failure or `cancel`."""
         ...
 
     def cancel(self, room: int) -> None:
-        """Reads of this room that have not begun may end with an error."""
+        """Cancels reads of this room: those that have not begun may end with an error."""
         ...
 
     def finished(self) -> list[PagesRead]:

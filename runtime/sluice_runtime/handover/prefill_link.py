@@ -1,7 +1,7 @@
-"""One decode engine's connection to one life of a prefill engine, and the rooms in it.
+"""A decode engine's connection to a prefill engine in one epoch, and the rooms in it.
 
-Lives on an event loop. From the first room it connects, greets, and sends what waited; it ends when
-the connection does, or when it has had no room for a while. Knows no other connection.
+It runs on an event loop. At the first room it connects, sends a hello and then waiting messages. It
+ends when the connection does, or after a while without rooms. Knows no other connection.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _decoder: Final = msgspec.msgpack.Decoder(Chunk | Finished | Attested | Failed |
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """How long a decode engine waits for a connection, and keeps one that has no room."""
+    """How long a decode engine waits for a connection, and how long it keeps one without rooms."""
 
     connect_seconds: float = 2.0
     idle_seconds: float = 300.0
@@ -74,7 +74,8 @@ class Greeter:
 
 
 class PrefillLink:
-    """Rooms are opened and closed at any time; `run` is awaited once."""
+    """The connection and its rooms. Rooms can be opened and closed at any time; `run` is awaited
+    once."""
 
     def __init__(
         self,
@@ -102,7 +103,8 @@ class PrefillLink:
         """No room can be opened any more."""
 
     async def run(self) -> None:
-        """Serves until the connection is lost, or cannot be made; each room gets a `RoomLost`."""
+        """Serves until the connection is lost or cannot be made; then each room gets a
+        `RoomLost`."""
         reason = await self._until_lost()
         self.ended = True
         self._keep_idle_timer(False)
@@ -125,13 +127,13 @@ class PrefillLink:
             self._write(message.room, frame(message))
 
     def close_room(self, room: int) -> None:
-        """Nothing more is said of it; a request that has not been sent yet is not."""
+        """Closes a room: no further events come, and a request not sent yet is dropped."""
         self._rooms.discard(room)
         self._waiting = [(of, framed) for of, framed in self._waiting if of != room]
         self._keep_idle_timer(not self._rooms)
 
     def end(self, reason: str) -> None:
-        """`run` returns soon."""
+        """Makes `run` return soon."""
         self.ended = True
         self._connection.lose(reason)
 

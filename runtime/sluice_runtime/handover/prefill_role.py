@@ -1,8 +1,8 @@
-"""A prefill engine's rooms: prompts that decode engines ask for, from the first word to the last.
+"""A prefill engine's rooms: prompts that decode engines ask for, from request to attestation.
 
 Belongs to the engine's loop, which calls it between steps; nothing here waits. A room's pages are
-leased from the moment its request may take some until the room ends: received, cancelled, lost or
-too late. Knows neither sockets nor how pages are read.
+leased from the moment when its request may take pages until the room ends: received, cancelled,
+lost or too late. Knows neither sockets nor how pages are read.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ _ONLY_PREFILL: Final = (
 )
 
 _NO_ANSWER: Final = 0
-"""The token that is announced for a prompt that fills the context: it is scored, and not gone on
-from."""
+"""Token that is announced for a prompt that fills the context, which is only scored and not
+continued."""
 
 
 @dataclass(slots=True, eq=False)
@@ -71,11 +71,11 @@ class _Room:
     held_tokens: int
     deadline: float
     computed: PromptHash = field(default_factory=PromptHash)
-    """Hash of the tokens that were computed, or found cached, so far."""
+    """Hash of the tokens computed, or found cached, so far."""
     leased: bool = False
-    """Whether the scheduler keeps its pages."""
+    """Whether the scheduler leases the room's pages."""
     first_token: TokenDelta | None = None
-    """First token, while it is computed and earlier chunks are still to be announced."""
+    """First token, if it is computed but earlier chunks are not announced yet."""
     finished: bool = False
     """Whether the first token was sent."""
     traceparent: str = ""
@@ -130,28 +130,28 @@ class PrefillRole:
         return bool(self._rooms)
 
     def refusal(self, message: Generate) -> str | None:
-        """Why a request of the API process is not taken."""
+        """Why a request of the API process is refused; None if it is accepted."""
         return None if is_probe(message) else _ONLY_PREFILL
 
     def hand_back(self, message: HandBack, now: float) -> int:
-        """Decode engines are asked for the requests that wait here."""
+        """Returns 0: decode engines hand back the requests that wait here."""
         return 0
 
     def drain(self, lame_duck_seconds: float) -> None:
-        """Rooms are finished, and soon no more are opened: routers that do not know yet may have
-        named this engine."""
+        """Finishes open rooms, and opens new ones only for a short time: routers that do not know
+        yet may still name this engine."""
         self._lame_duck_seconds = lame_duck_seconds
 
     def give_up(self, error: str) -> None:
-        """Every room ends; another prefill engine may serve its request."""
+        """Ends every room; another prefill engine may serve the request."""
         for room in list(self._rooms.values()):
             self._fail(room, "RoleChanged", error, "unavailable")
 
     def abort(self, request_id: str) -> None:
-        """No room is the API process's to abort."""
+        """Does nothing: the API process has no rooms to abort."""
 
     def receive(self, now: float) -> None:
-        """Takes in what decode engines said, and ends rooms that took too long."""
+        """Processes decode engines' messages, and ends rooms past their deadline."""
         if self._lame_duck_seconds is not None and self._refuses_from == inf:
             self._refuses_from = now + self._lame_duck_seconds
         self._draining = now >= self._refuses_from
@@ -168,7 +168,7 @@ class PrefillRole:
             self._expire(now)
 
     def admit(self, message: Generate) -> None:
-        """A request whose grammar, if it has one, is compiled."""
+        """Accepts a request whose grammar, if any, is compiled."""
         room = self._requests.get(message.request_id)
         if room is None:
             self._scheduler.add(message)
@@ -180,10 +180,10 @@ class PrefillRole:
             self._grammars.ended(message.request_id)
 
     def plan(self, now: float) -> None:
-        """Nothing is asked of others."""
+        """Does nothing: there is nothing to request from other engines."""
 
     def computed(self, chunks: Iterable[FinishedChunk]) -> None:
-        """Announces what is computed, without what its reader holds already."""
+        """Announces computed chunks, without tokens that the decode engine holds already."""
         for chunk in chunks:
             room = self._requests.get(chunk.request_id)
             if room is None or room.number not in self._rooms:
@@ -199,7 +199,7 @@ class PrefillRole:
         self._announce()
 
     def takes(self, delta: TokenDelta, now: float) -> bool:
-        """Whether a result is a room's, and not for the API process."""
+        """Whether a result belongs to a room, so that it is not for the API process."""
         room = self._requests.get(delta.request_id)
         if room is None:
             return False
@@ -224,7 +224,7 @@ class PrefillRole:
         return HandoverLoad(failures=dict(self._failures), draining=self._draining)
 
     def _announce(self) -> None:
-        """Chunks whose pages can be read."""
+        """Announces chunks whose pages can be read now."""
         for chunk in self._publisher.chunks():
             if room := self._rooms.get(chunk.room):
                 self._port.send(room.peer, chunk)
@@ -254,7 +254,7 @@ class PrefillRole:
             self._failures["Refused"] += 1
             room = self._rooms.get(asked.room)
             if room is not None and room.peer == peer:
-                self._end(room)  # its decode engine takes it for closed
+                self._end(room)  # its decode engine considers it closed
             self._port.send(peer, Failed(asked.room, *refused))
             return
         goes_on = fits_empty_pool(self._settings.limits, len(asked.request.token_ids))
@@ -285,7 +285,7 @@ class PrefillRole:
             self._grammars.add(request)
 
     def _refused(self, asked: Bootstrap) -> tuple[str, Refusal] | None:
-        """Why no room is opened, and whose fault it is."""
+        """Why no room is opened, as text and refusal; None if one may be opened."""
         if asked.room in self._rooms:
             return "duplicate room", "prefill_failed"
         if self._draining:
@@ -308,7 +308,8 @@ class PrefillRole:
         return self._tenant_full(asked.request.tenant)
 
     def _tenant_full(self, tenant: str) -> tuple[str, Refusal] | None:
-        """Several decode engines may ask for one tenant: a quarter of the queue is for others."""
+        """Refusal if a tenant's share of the queue is full, even by requests of several decode
+        engines; a quarter is kept for others."""
         if not tenant:
             return None
         unfinished = sum(room.tenant == tenant for room in self._requests.values())
@@ -365,7 +366,7 @@ class PrefillRole:
     def _end(self, room: _Room) -> None:
         """Closes the room: releases its pages and cancels unfinished prefill."""
         del self._rooms[room.number]
-        self._port.let_go(room.number)
+        self._port.release_hold(room.number)
         self._publisher.forget(room.number)
         if room.request_id in self._requests:
             self._grammars.abort(room.request_id)

@@ -1,7 +1,8 @@
-"""The bootstrap endpoint of a prefill engine: decode engines connect, greet, and open rooms.
+"""The bootstrap endpoint of a prefill engine, at which decode engines connect, say hello, and open
+rooms.
 
-`PrefillServer` is what the engine's loop calls; the connections live in a thread of their own.
-Knows no room: which room is whose is for the loop to check.
+The engine's loop calls `PrefillServer`; the connections run in a separate thread. Does not know
+which peer a room belongs to: the loop checks that.
 """
 
 from __future__ import annotations
@@ -57,22 +58,22 @@ Answer = Chunk | Finished | Attested | Failed
 
 @dataclass(frozen=True, slots=True)
 class BootstrapSettings:
-    """Where a prefill engine listens, and to how many."""
+    """Where a prefill engine listens, and how many connections it accepts."""
 
     host: str
     port: int = BOOTSTRAP
-    """0: a free one."""
+    """Port to listen on; 0: a free port."""
     max_peers: int = 1024
     max_strangers: int = 64
-    """Connections that have not greeted yet. One more ends the oldest: decode engines greet at
-    once."""
+    """Most connections without an accepted hello. One more ends the oldest, since decode engines
+    say hello at once."""
     max_sent_bytes: int = MAX_FROM_PREFILL_BYTES
     """Largest size of one message."""
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
 
 
 class PrefillServer:
-    """Listens from the start until `close`; see `PrefillPort`."""
+    """A `PrefillPort` that listens from the constructor until `close`."""
 
     def __init__(
         self,
@@ -84,7 +85,7 @@ class PrefillServer:
         """`wake`: called in another thread when there are events.
 
         Raises:
-            OSError: the address cannot be listened on.
+            OSError: it cannot listen on the address.
         """
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         listener = socket.create_server((settings.host, settings.port), family=family)
@@ -97,7 +98,7 @@ class PrefillServer:
 
     @property
     def failure(self) -> str | None:
-        """Why the thread died; None while it is well. `events` raises it."""
+        """Reason why the thread died; None while it runs. `events` raises it."""
         return self._thread.failure
 
     def events(self) -> list[PrefillEvent]:
@@ -109,17 +110,18 @@ class PrefillServer:
         return self._thread.events()
 
     def send(self, peer: int, message: Answer) -> None:
-        """Never waits. Dropped when the connection is gone, or is lost to a peer that reads
-        nothing; a message too large for a frame ends its room on both sides."""
+        """Sends a message without waiting; drops it if the connection is gone. A peer that reads
+        nothing loses its connection. A message too large for a frame ends its room on both
+        sides."""
         self._thread.call(self._peers.send, peer, message)
 
     def hold(self, room: int, peer: int) -> None:
-        """Has `Received` of this room answered at once from now on."""
+        """Makes the connections' thread answer this room's `Received` at once."""
         self._held.hold(room, peer)
 
-    def let_go(self, room: int) -> None:
-        """Attests nothing of this room from now on."""
-        self._held.let_go(room)
+    def release_hold(self, room: int) -> None:
+        """Ends the hold, so that the room's `Received` is no longer answered here."""
+        self._held.release_hold(room)
 
     def close(self) -> None:
         """Ends all connections and the thread."""
@@ -181,7 +183,7 @@ class _Peers:
         self._strangers[connection] = None
         if len(self._strangers) > (allowed := self._settings.max_strangers):
             oldest = next(iter(self._strangers))
-            del self._strangers[oldest]  # others may be accepted before its loss is heard of
+            del self._strangers[oldest]  # others may be accepted before its loss is reported
             oldest.lose(f"more than {allowed} connections have not greeted")
         return connection
 

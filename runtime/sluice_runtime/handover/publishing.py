@@ -1,4 +1,4 @@
-"""Makes computed pages of host memory readable: they are read where they are.
+"""Publishes computed pages in host memory, which peers read in place.
 
 Knows neither requests nor sockets; `staged_publisher` is for pages that are copied first.
 """
@@ -11,11 +11,11 @@ from sluice_runtime.handover.messages import Chunk
 from sluice_runtime.handover.ports import ComputedPages
 
 Checksum = Callable[[Sequence[int], int], int]
-"""Checksum of the bytes of these pages, in this order, for this room."""
+"""Function: (page ids, room) → checksum of the pages' bytes in this order."""
 
 
 class HostPublisher:
-    """See `PagePublisher`: announced at once, with the pool's own pages."""
+    """A `PagePublisher` that announces the pool's own pages at once."""
 
     def __init__(self, checksum: Checksum) -> None:
         self._checksum = checksum
@@ -32,13 +32,13 @@ class HostPublisher:
         return any(chunk.room == room for chunk in self._chunks)
 
     def read(self, room: int, end: int) -> None:
-        """Nothing was copied."""
+        """Does nothing: no copy has to be released."""
 
     def forget(self, room: int) -> None:
         self._chunks = [chunk for chunk in self._chunks if chunk.room != room]
 
     def close(self) -> None:
-        """Has no thread."""
+        """Does nothing: there is no thread."""
 
 
 def chunk_of(pages: ComputedPages, checksum: int, copies: tuple[int, ...] | None = None) -> Chunk:

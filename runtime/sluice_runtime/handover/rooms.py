@@ -1,5 +1,5 @@
-"""What both engines mean by a room of the hand-over: its prompt, its deadlines, and whose pages are
-held. Knows no page and no socket."""
+"""Properties of a room that both engines of a hand-over share: the hash of its prompt, its
+deadlines, and whether its pages are held. Knows no page and no socket."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ class HandoverLimits:
     """Deadlines, in seconds."""
 
     total_seconds: float = 300.0
-    """Seconds from a request's arrival until it decodes, and of a prefill engine's work for a
-    room."""
+    """Longest time from a request's arrival until it decodes; also the longest that a prefill
+    engine works for a room."""
     hold_seconds: float = 60.0
-    """How long a prefill engine keeps the pages of a prompt that is computed."""
+    """Longest time that a prefill engine holds the pages of a computed prompt."""
     transfer_seconds: float = 60.0
-    """Seconds from the first token until all pages are read."""
+    """Longest time from the first token until all pages are read."""
     attest_seconds: float = 15.0
-    """Seconds from the last page until the prefill engine attests that it held them."""
+    """Longest time from the last page read until the prefill engine attests that it held all of
+    them."""
     check_seconds: float = 0.5
-    """How often deadlines are looked at."""
+    """Interval at which deadlines are checked."""
 
 
 class PromptHash:
-    """128 bits over tokens that come in chunks, each as four bytes."""
+    """Hash of 128 bits over tokens that arrive in chunks; each token counts as four bytes."""
 
     def __init__(self) -> None:
         self._digest = hashlib.blake2b(digest_size=16)
@@ -50,9 +51,9 @@ def prompt_hash(token_ids: Sequence[int]) -> str:
 
 
 class HeldRooms:
-    """Rooms whose prompt is computed and whose pages are held. The engine's loop says from when on
-    and until when; the connections' thread may attest it meanwhile, so that no peer waits for the
-    loop's step to end."""
+    """Rooms whose prompt is computed and whose pages are held. The engine's loop begins and ends
+    each hold. In between the connections' thread may attest it, so that no peer waits for a step to
+    end."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -60,18 +61,18 @@ class HeldRooms:
         """Peer that may read each held room."""
 
     def hold(self, room: int, peer: int) -> None:
-        """Called by the loop: all reads of this room by `peer` are valid until `let_go`."""
+        """Called by the loop: all reads of this room by `peer` are valid until `release_hold`."""
         with self._lock:
             self._peers[room] = peer
 
-    def let_go(self, room: int) -> None:
+    def release_hold(self, room: int) -> None:
         """Called by the loop before the pages may be used again; unknown rooms are ignored."""
         with self._lock:
             self._peers.pop(room, None)
 
     def attest(self, room: int, peer: int) -> bool:
-        """Called by the connections: whether the pages were held until now; asked once for each
-        room."""
+        """Called by the connections: whether the pages were held until now. Only the first call for
+        a room can return True."""
         with self._lock:
             if self._peers.get(room) != peer:
                 return False
@@ -80,5 +81,6 @@ class HeldRooms:
 
 
 def is_probe(message: Generate) -> bool:
-    """A token for a token: what /health_generate asks for."""
+    """Whether a request is a health probe, as from /health_generate: one prompt token, one answer
+    token."""
     return len(message.prompt_ids) == 1 and message.max_tokens == 1 and message.grammar is None

@@ -1,9 +1,8 @@
 """Publishes pages that peers cannot reach: a thread copies them into blocks of host memory.
 
-Pages are copied in order, in parts of a block; a block is used again when the decode engine has
-read it, or when its room has ended. So a few blocks are enough for prompts of any length, and a
-prompt that waits for one waits for nothing but reads. Knows neither requests nor sockets, and no
-device.
+Pages are copied in order, in parts that fit a block. A block is reused when the decode engine has
+read it, or when its room has ended. So a few blocks suffice for prompts of any length, and a prompt
+that waits for a block waits only for reads. Knows no requests, sockets or devices.
 """
 
 from __future__ import annotations
@@ -28,14 +27,16 @@ class Staging:
     page_bytes: int
     page_tokens: int
     checksum: Checksum
-    """Checksum of the pages themselves, since others may be able to write into the copies."""
+    """Function that computes the checksum of the pages themselves, since others may be able to
+    write into the copies."""
     copies: bool = True
-    """Whether decode engines read copies; else the pages themselves, and only checksums are left
-    to the thread."""
+    """Whether decode engines read copies. Otherwise they read the pages themselves, and the thread
+    only computes checksums."""
 
 
 class StagedPublisher:
-    """See `PagePublisher`. `wake`: a chunk can be announced."""
+    """A `PagePublisher` that copies pages to host memory. `wake`: called when a chunk can be
+    announced."""
 
     def __init__(self, staging: Staging, wake: Callable[[], None]) -> None:
         self._staging = staging
@@ -108,7 +109,7 @@ class StagedPublisher:
             self._wake()
 
     def _next(self) -> tuple[ComputedPages, int] | None:
-        """Waits for a part and a free block; None at the end."""
+        """Waits for a part and a free block; None once the publisher is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or (self._waiting and self._free))
             return None if self._closed else (self._waiting.popleft(), self._free.pop())
@@ -119,7 +120,7 @@ class StagedPublisher:
             staging.memory.to_host(block, runs(pages, staging.page_bytes))
         checksum = staging.checksum(pages, part.room)
         with self._changed:
-            # A room that was forgotten meanwhile: no engine will read the block or give it back.
+            # If the room was forgotten meanwhile, no engine will read the block or give it back.
             if self._open[part.room] == 0:
                 self._release(block)
             elif staging.copies:
@@ -148,7 +149,8 @@ def in_parts(pages: ComputedPages, staging: Staging) -> Iterator[ComputedPages]:
 
 
 def runs(page_ids: Sequence[int], page_bytes: int) -> list[tuple[int, int]]:
-    """(first byte, length) of pages in this order; neighbours are one."""
+    """Ranges (first byte, length) of pages in the order given; neighbouring pages make one
+    range."""
     joined: list[tuple[int, int]] = []
     for page in page_ids:
         first = page * page_bytes

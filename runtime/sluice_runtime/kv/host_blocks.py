@@ -1,12 +1,12 @@
-"""Host memory through which pages of a pool leave and arrive, where others cannot or should not
+"""Host memory through which a pool's pages leave and arrive when other engines cannot or should not
 reach the pool.
 
-Blocks of whole pages, pinned where the pool is on a device, so that copies run at the bus's speed.
-Pages of real models have megabytes, so each run of neighbours is one copy and nothing is packed
-first. Pages of an engine of other tensor parallelism are divided by heads on their way. There a
-page has one part for each rank of that engine, `[layer, 2, token, head, dim]`. So the heads of a
-rank of ours are strided pieces of one part, or several whole parts. Knows neither transfers nor
-requests; its users decide which block is whose.
+Blocks hold whole pages, and are pinned if the pool is on a GPU, so that copies run at the bus's
+speed. Pages of real models have megabytes, so each run of neighbouring pages is one copy and
+nothing is packed first. Pages of an engine with another tensor parallel size are split by heads on
+their way. In a block such a page has one part for each rank of that engine, `[layer, 2, token,
+head, dim]`. So the heads of one of our ranks are strided pieces of one part, or several whole
+parts. Knows neither transfers nor requests; its users decide who uses which block.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Move = tuple[int, int, int]
 
 
 class Share(NamedTuple):
-    """Share that a pool has of every page: the heads of one rank."""
+    """Part of every page that one rank's pool holds: that rank's heads."""
 
     rank: int
     ranks: int
@@ -53,8 +53,8 @@ class HeadRange(NamedTuple):
 
 
 def head_ranges(heads: int, parts: int, rank: int, ranks: int) -> tuple[HeadRange, ...]:
-    """Ranges that hold the heads of `rank` in a page of `parts` parts, in order. `heads`: of the
-    model, which both numbers divide."""
+    """Ranges that hold the heads of `rank` in a page of `parts` parts, in order. `heads`: the
+    model's number of heads; `parts` and `ranks` divide it."""
     assert heads % parts == heads % ranks == 0, "engines refuse other numbers"
     in_part, own = heads // parts, heads // ranks
     start, end, ranges = rank * own, (rank + 1) * own, list[HeadRange]()
@@ -68,13 +68,14 @@ class BlockCounts(NamedTuple):
     """Number of blocks of each kind."""
 
     shared: int
-    """First blocks: the transfer backend reads and fills them, and other engines may."""
+    """Blocks at the start, which the transfer backend reads and fills; other engines may access
+    them."""
     private: int = 0
-    """Blocks behind the shared ones, which no other engine reaches."""
+    """Blocks after the shared ones; other engines do not access them."""
 
 
 class PoolCopies:
-    """Copies between a pool and memory of the host, in parallel to the steps; from any thread."""
+    """Copies between a pool and host memory, in parallel to steps; usable from any thread."""
 
     def __init__(self, pool: PagePool, host: Tensor, share: Share = WHOLE) -> None:
         """`host`: [byte]; pinned, or copies from and to a GPU are slow and wait for each other."""
@@ -84,19 +85,20 @@ class PoolCopies:
         self._heads = pool.data.flatten(1, 3)
         self._host = host
         self._share = share
-        # A stream of its own: copies wait for no step, and no step for them.
+        # A separate stream, so that copies and steps do not wait for each other.
         self._stream: torch.cuda.Stream | None = None
         if pool.data.device.type == "cuda":
             self._stream = torch.cuda.Stream(pool.data.device)  # type: ignore[no-untyped-call]
 
     def copy(self, moves: Iterable[Move], *, to_pool: bool) -> None:
-        """Copies, and returns when all is copied. Pending work of the device may be missing in the
-        copies."""
+        """Copies and waits until all is copied. The copies may miss results of pending device
+        work."""
         if (copied := self.start(moves, to_pool=to_pool)) is not None:
             copied.synchronize()
 
     def start(self, moves: Iterable[Move], *, to_pool: bool) -> torch.cuda.Event | None:
-        """Begins to copy; returns an event of its end at once. None: it has ended."""
+        """Starts copying and returns at once, with an event for its end; None: it has ended
+        already."""
         with torch.cuda.stream(self._stream) if self._stream else nullcontext():
             for at, first, length in moves:
                 assert 0 <= first < first + length <= self._pool.numel(), "outside of the pool"
@@ -109,8 +111,9 @@ class PoolCopies:
         return self._stream.record_event() if self._stream is not None else None
 
     def copy_heads(self, copies: Iterable[tuple[int, int]], parts: int, *, to_pool: bool) -> None:
-        """Copies our heads of whole pages, as `copy` does: (place in the host's memory, page of the
-        pool). In the host's memory a page has the `parts` of an engine of so many ranks."""
+        """Copies our heads of whole pages, as `copy` does. copies: (place in host memory, page of
+        the pool). In host memory a page has `parts` parts, one for each rank of the engine that
+        made it."""
         (rank, ranks), (pages, rows, own, dim) = self._share, self._heads.shape
         heads = own * ranks
         ranges = head_ranges(heads, parts, rank, ranks)
@@ -122,7 +125,8 @@ class PoolCopies:
                 for part, first, at, some in ranges:
                     ours, theirs = self._heads[page, :, at : at + some], host[place, part]
                     if to_pool:
-                        # All of it goes to the device: strided copies over the bus are slow.
+                        # The whole part goes to the device first: strided copies over the bus are
+                        # slow.
                         there = theirs.to(ours.device, non_blocking=True)
                         ours.copy_(there[:, first : first + some], non_blocking=True)
                     else:
@@ -144,8 +148,8 @@ def pages_of(ranges: Sequence[Range], page_bytes: int) -> tuple[int, ...]:
 
 
 class HostBlocks:
-    """Blocks of host memory for one pool. Every method may be called from any thread; a block is
-    used by one at a time."""
+    """Blocks of host memory for one pool. Every method may be called from any thread, but only one
+    thread at a time may use a block."""
 
     def __init__(self, pool: PagePool, counts: BlockCounts, block_bytes: int = BLOCK_BYTES) -> None:
         self.counts = counts
@@ -172,13 +176,13 @@ class HostBlocks:
         return self.address + block * self.block_bytes
 
     def to_host(self, block: int, ranges: Sequence[Range], parts: int | None = None) -> None:
-        """Copies ranges of the pool into a block, one behind the other, and returns when they are
-        there. Pending work of the device may be missing. `parts`: ranges are whole pages, which in
-        the block have the parts of an engine of so many ranks; None: as in the pool."""
+        """Copies ranges of the pool into a block, one after the other, and waits for that. The
+        copies may miss results of pending device work. `parts`: number of parts that the ranges,
+        which are whole pages, get in the block; None: they are stored as in the pool."""
         self._copy(block, ranges, parts, to_pool=False)
 
     def to_device(self, block: int, ranges: Sequence[Range], parts: int | None = None) -> None:
-        """Copies the beginning of a block into ranges of the pool. Returns when it is there."""
+        """Copies the beginning of a block into ranges of the pool, and waits for that."""
         self._copy(block, ranges, parts, to_pool=True)
 
     def _copy(

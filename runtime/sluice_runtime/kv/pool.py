@@ -1,14 +1,14 @@
 """The page pool: keys and values of every layer, `[page, layer, 2, token, head, dim]`.
 
-Page-major, so that one page is one contiguous piece of memory: one descriptor of a transfer. Knows
-no requests: the scheduler keeps track of who holds a page.
+The layout is page-major, so that a page is one contiguous piece of memory and one descriptor of a
+transfer. Knows no requests: the scheduler keeps track of who holds a page.
 
-Pages may hold numbers of 8 bits (e4m3), times a scale for each layer and key head, of keys and of
-values. What is beyond the largest is stored as the largest.
+Pages may hold 8-bit numbers (e4m3), each to be multiplied by its scale: there is one for each layer
+and key head, of keys and of values. Numbers too large for the type are stored as its largest.
 
-Beyond `pages` there is one more page, all zeros and never written: padding of page tables points
-to it. For a backend that reads whole pages, a row's last page is zeroed when it is allocated, so
-that slots not written yet hold no NaN, which a masked product (0 x NaN) would pass on.
+After the `pages` pages there is one more, all zeros and never written, to which padding of page
+tables points. For a backend that reads whole pages, a row's last page is zeroed when it is
+allocated: a NaN in a slot not written yet would survive a masked product (0 x NaN).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FP8_MAX: Final = torch.finfo(FP8).max
 
 @dataclass(frozen=True, eq=False)
 class KvScales:
-    """Factors on numbers of 8 bits. Float32, on the host: [layers, key heads]."""
+    """Factors for 8-bit keys and values: [layers, key heads] each, float32, on the host."""
 
     keys: Tensor
     values: Tensor
@@ -86,7 +86,7 @@ class PagePool:
             device or CPU,
         )
         self._fp8 = _Fp8(shape, shape.scales, self.data.device) if shape.scales else None
-        # Of 8 bits not every operation knows the type, so they are moved as bytes.
+        # Not every operation supports the 8-bit type, so its numbers are moved as bytes.
         self._numbers = self.data if self._fp8 is None else self.data.view(torch.uint8)
         # The same memory as [page x layer x 2, token x head x dim]: a gather copies whole rows.
         self._slabs = self._numbers.view((pages + 1) * shape.layers * 2, -1)
@@ -106,7 +106,7 @@ class PagePool:
         return self.pages
 
     def clear(self, page_ids: Tensor, value: float = 0.0) -> None:
-        """Fills whole pages, in all layers; also the draft model's."""
+        """Fills whole pages in all layers, including the draft model's."""
         fill = value if self._fp8 is None else _as_byte(value)
         self._numbers.index_fill_(0, page_ids, fill)
         if self.draft is not None:
@@ -135,7 +135,7 @@ class PagePool:
 
 
 class _Fp8:
-    """Conversion of keys and values to what pages hold, as bytes, and back."""
+    """Conversion of keys and values to the bytes that pages hold, and back."""
 
     def __init__(self, shape: KvShape, scales: KvScales, device: torch.device) -> None:
         self._dtype = shape.dtype
@@ -153,7 +153,7 @@ class _Fp8:
         return _bytes(keys, key_scale), _bytes(values, value_scale)
 
     def read(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Numbers of bytes [..., head, dim]."""
+        """Keys and values for the bytes of pages, [..., head, dim] each."""
         key_scale, value_scale = self._scales[:, layer]
         return self._numbers(keys, key_scale), self._numbers(values, value_scale)
 
@@ -175,12 +175,12 @@ def _as_byte(value: float) -> int:
 
 
 def zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device = CPU) -> Tensor:
-    """A tensor that lives as long as the process. On a CPU its memory is mapped but not
-    touched: a part of it costs nothing until it is used."""
+    """A tensor of zeros that lives until the process ends. On a CPU its memory is mapped but not
+    touched, so unused parts cost nothing."""
     if device.type != "cpu":
         return torch.zeros(size, dtype=dtype, device=device)
     size_bytes = math.prod(size) * dtype.itemsize
-    # Private memory can have huge pages where shared memory seldom may.
+    # Private memory can have huge pages; shared memory usually cannot.
     memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(size)

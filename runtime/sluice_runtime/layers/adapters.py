@@ -1,10 +1,11 @@
-"""Low-rank additions to matrices (LoRA): y = x W^T + (x A^T) B^T, with the A and B of each token's
-own adapter.
+"""Low-rank additions to matrices (LoRA): y = x W^T + (x A^T) B^T, where A and B are from each
+token's adapter.
 
-The adapters of a step lie in slots, padded to one rank. The product with A is computed for all
-tokens and slots, and set to zero where a slot is not the token's, before the product with B. So no
-shape depends on which tokens use what, nothing is read back from a device, and graphs can be
-captured. It costs little, since slots x rank is small next to a matrix's width. Knows no file
+A step's adapters are in slots, padded to equal rank. The product with A is computed for all tokens
+and slots; where a slot is not the token's, it is set to zero before the product with B. So shapes
+do not depend on which tokens use which adapter, nothing is read back from a device, and graphs can
+be captured. That costs little, since slots x rank is small compared with a matrix's width. Knows no
+file
 and no request.
 """
 
@@ -92,17 +93,19 @@ class AdapterBank:
             linear.place(slot, part, pairs.get(place))
 
     def use(self, slots: Tensor, used: int) -> None:
-        """Sets the slot of each token of the next step, or NO_SLOT: [n]. All are below `used`."""
+        """Sets the slot of each token of the next step: slots [n], NO_SLOT without an adapter. All
+        are below `used`."""
         self.used = used
         torch.ne(slots[:, None], self._numbers, out=self.foreign[: len(slots)])
 
     def use_none(self, tokens: int) -> None:
-        """Prepares for a step of so many tokens without adapters."""
+        """Prepares for a step of `tokens` tokens without adapters."""
         self.used = 0
-        self.foreign[:tokens].fill_(True)  # for graphs, which compute all slots
+        self.foreign[:tokens].fill_(True)  # graphs compute all slots, whatever `used` is
 
     def use_all(self) -> None:
-        """Makes steps compute all slots, whatever tokens have: a captured graph needs that."""
+        """Makes steps compute all slots, whichever slots their tokens use, as a captured graph
+        must."""
         self.used = self.shape.slots
 
 

@@ -1,8 +1,8 @@
 """Input and output of a step's attention: the interface between model and backends.
 
-`TokenLayout` says where each token of a step comes from and goes to: flat tokens, rows, pages. The
-runner makes it once a step, every layer's attention reads it. Rows that extend come first, rows
-that decode after them, one token each.
+`TokenLayout` gives the row, page and slot of each of a step's flat tokens. The runner makes it once
+in each step; every layer's attention reads it. Rows that extend come first, then rows that decode,
+with one token each.
 
 A backend norms and rotates queries and keys, and stores keys and values in the page pool. Every
 token then attends to all tokens before it in its row, whether the row extends or decodes.
@@ -26,7 +26,7 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class RowNumbers:
-    """Numbers of a step's r rows that the host knows, for planning: nothing is read back."""
+    """A step's r rows as the host knows them, for planning without reading anything back."""
 
     rows: Numbers
     """[r]"""
@@ -43,8 +43,8 @@ class RowNumbers:
 class GraphAttention(Protocol):
     """Attention of steps of `batch` rows of one token, planned in buffers that never move.
 
-    Only such attention may be captured in a graph: another one's plan moves its buffers, and the
-    graph would read the old ones without any error.
+    Only attention of this type may be captured in a graph: other plans move their buffers, and the
+    graph would silently read the old ones.
     """
 
     batch: int
@@ -73,9 +73,9 @@ class TokenLayout:
     offsets: Tensor
     """[n] slot in that page."""
     page_table: Tensor
-    """[any, most pages of a row]: pages of every row there is, padded with the padding page."""
+    """[any, most pages of a row]: pages of all rows of the engine, padded with the padding page."""
     rows: Tensor
-    """[r] each row's line in the page table."""
+    """[r] index of each row in the page table."""
     begins: Tensor
     """[r + 1] row i is the flat tokens [begins[i], begins[i + 1]): the last ones of its context."""
     contexts: Tensor
@@ -85,13 +85,13 @@ class TokenLayout:
     numbers: RowNumbers
     """`rows`, `begins` and `contexts` on the host."""
     planned: GraphAttention | None = None
-    """Attention that has planned for these rows already, since planning cannot be captured in a
-    graph."""
+    """Attention that has already planned for these rows, because planning cannot be captured in a
+    graph; None: not planned."""
 
     def of_single_tokens(self) -> TokenLayout:
-        """Layout in which each token is a row that decodes. Tokens attend to the same tokens as
-        before, since a layer stores the keys and values of all tokens before it attends. But each
-        reads the whole context before it."""
+        """Layout in which each token is a decode row of its own. Results are equal, because a layer
+        stores all tokens' keys and values before it attends; but each token then reads its whole
+        context."""
         numbers = self.numbers
         counts, tokens = np.diff(numbers.begins), int(numbers.begins[-1])
         places = np.arange(tokens + 1)
@@ -109,8 +109,8 @@ class TokenLayout:
         )
 
     def after_row(self, rows: int) -> tuple[TokenLayout, TokenLayout]:
-        """Layouts of the first `rows` rows, which extend, and of the others, each as its own
-        step."""
+        """Layouts of the first `rows` rows, which extend, and of the other rows, each as if it were
+        a whole step."""
         numbers = self.numbers
         tokens = int(numbers.begins[rows])
         first = RowNumbers(numbers.rows[:rows], numbers.begins[: rows + 1], numbers.contexts[:rows])
@@ -143,10 +143,10 @@ class TokenLayout:
 
 @dataclass(frozen=True)
 class AttentionRule:
-    """Rule of layers that do not take the softmax over all earlier tokens."""
+    """Rule for layers with other attention than the plain softmax over all earlier tokens."""
 
     window_tokens: int | None = None
-    """Number of tokens that each attends to, itself included; None: all before it."""
+    """Number of tokens to which a token attends, itself included; None: all earlier tokens."""
     sinks: Mapping[int, Tensor] = field(default_factory=dict)
     """Sinks [heads] by layer: one more score of each head, whose share goes to no token."""
 
@@ -157,6 +157,7 @@ class Attention(Protocol):
     def attend(self, layer: int, qkv: Tensor, head_norm: HeadNorm | None) -> Tensor:
         """qkv [n, heads + key heads + value heads, dim] → [n, heads, dim].
 
-        Made for one step: the pool, where its tokens go, and the angles of their positions.
+        Norms and rotates queries and keys, stores keys and values, and attends; pool, layout and
+        angles are the step's.
         """
         ...

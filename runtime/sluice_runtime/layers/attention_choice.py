@@ -1,8 +1,7 @@
 """Chooses the backend that computes attention, with the reason: a pure choice from the device, the
 model's heads and what is installed.
 
-Knows neither torch's devices nor the backends themselves: `layers.backend` finds out the one and
-has the other.
+Knows neither torch's devices nor the backends themselves, which are in `layers.backend`.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ Capability = tuple[int, int]
 KEY: Final = "attentionBackend"
 FLASHINFER_DTYPES: Final = ("bfloat16", "float16")
 FLASHINFER_HEAD_DIMS: Final = (64, 128, 256)
-"""Head dimensions for which its templates are made."""
+"""Head dimensions that flashinfer's templates support."""
 FLASHINFER_FROM: Final[Capability] = (7, 5)
-"""Minimum compute capability, Turing's: the first with the matrix instructions that its kernels
-use."""
+"""Lowest compute capability for flashinfer: Turing's, the first with the matrix instructions that
+its kernels use."""
 HOPPER: Final = 9
-"""Major compute capability that FA3 has kernels for."""
+"""Major compute capability for which FA3 has kernels."""
 NAMES: Final[Mapping[AttentionBackend, Name]] = {
     "native": "native",
     "torch": "torch",
@@ -66,7 +65,7 @@ class FlashinferState:
     """Availability of flashinfer for one model on one GPU."""
 
     missing: str | None = None
-    """Reason why it cannot be used; None: it can."""
+    """Reason why flashinfer cannot be used; None: it can."""
     to_compile: int = 0
     """Number of modules that were not built ahead. nvcc makes each at its first call, in
     minutes."""
@@ -84,9 +83,9 @@ class Situation:
     """Type of activations and of the KV pool."""
     head_dim: int
     gpu: Gpu | None = None
-    """GPU that computes; None: CPUs do."""
+    """The GPU of the engine; None: the engine computes on CPUs."""
     native_missing: str | None = None
-    """Reason why there are no compiled kernels; None: there are."""
+    """Reason why the compiled kernels are unavailable; None: they are available."""
     native_isa: str = ""
     """Instruction set that the compiled kernels use here."""
     native_dtypes: tuple[str, ...] = ()
@@ -108,10 +107,10 @@ class AttentionChoice:
 
 
 def choose_attention(situation: Situation, setting: AttentionBackend = "auto") -> AttentionChoice:
-    """The fastest backend that can compute the model here, or the one that `setting` names.
+    """The fastest backend that can compute the model here, or the backend that `setting` names.
 
     Raises:
-        InvalidConfigError: that one cannot; names key, value, what is allowed and why.
+        InvalidConfigError: the named backend cannot; names key, value, what is allowed and why.
     """
     obstacles = _obstacles(situation)
     if setting == "auto":
@@ -143,8 +142,8 @@ def _refusal(
 
 
 def _prefill(situation: Situation) -> Prefill:
-    """Kernels for prompts. FA3 only if it was built ahead: it is slow to compile, and FA2 computes
-    everything."""
+    """Kernels for prompts. FA3 is used only if it was built ahead, since it is slow to compile and
+    FA2 can compute everything."""
     on_hopper = situation.gpu is not None and situation.gpu.capability[0] == HOPPER
     has_fa3 = on_hopper and not situation.fp8_pages and situation.flashinfer.fa3_missing is None
     return "auto" if has_fa3 else "fa2"
@@ -182,7 +181,8 @@ def _named(name: Name, situation: Situation) -> str:
 
 
 def _obstacles(situation: Situation) -> Mapping[Name, str | None]:
-    """Reasons why backends cannot compute the model here; None: it can. The fastest first."""
+    """Reasons why backends cannot compute the model here, by name, the fastest backend first; None:
+    it can."""
     return {
         "native": _without_native(situation),
         "flashinfer": _without_flashinfer(situation),

@@ -1,9 +1,10 @@
-"""Paged attention by flashinfer's wrappers, planned once a step and run once a layer.
+"""Paged attention by flashinfer's wrappers, which plan once in each step and run once in each
+layer.
 
-Keys and values are read where they lie: each layer's are a view of the page-major pool, the same
-strides for both. A wrapper fills a pinned buffer when it plans, so it does not plan again before
-the copy of the plan before has been made. Of pages of 8 bits the wrappers take a layer's scales;
-where its heads differ, queries have those of keys instead. Knows nothing of requests.
+Keys and values are read in place, as views of the page-major pool with equal strides. A wrapper
+fills a pinned buffer when it plans, so it waits until the previous plan's copy is made. For 8-bit
+pages the wrappers take one scale for a layer's keys; if heads have different scales, queries are
+multiplied by them instead. Knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ LAYOUT: Final = "NHD"
 
 
 class CopyEvent(Protocol):
-    """The part of `torch.cuda.Event` that is used here. One never recorded is done."""
+    """The part of `torch.cuda.Event` that is used here. An event that was never recorded counts as
+    done."""
 
     def record(self) -> None: ...
 
@@ -46,13 +48,12 @@ class CopyEvent(Protocol):
 
 
 class StepWrapper:
-    """A wrapper that plans for steps of any rows."""
+    """A wrapper that can plan for steps of any size."""
 
     def __init__(
         self, library: Library, kind: Kind, wrapper: Wrapper, copied: CopyEvent | None
     ) -> None:
-        """`copied`: event of the last plan's copy; None where the device is the host, so nothing is
-        copied."""
+        """`copied`: event of the last plan's copy; None on a CPU, where nothing is copied."""
         self._library = library
         self._kind = kind
         self._wrapper = wrapper
@@ -61,7 +62,7 @@ class StepWrapper:
         self.run = wrapper.run
 
     def plan(self, pool: PagePool, layout: TokenLayout, part: Part, heads: int) -> None:
-        """Plans for the `run`s of one step."""
+        """Plans one step, for its runs in all layers."""
         if self._copied is not None:
             self._copied.synchronize()
         indices = page_indices(layout, part, pool.page_size)
@@ -91,8 +92,9 @@ class StepWrapper:
             self._wrapper.plan(indptr=indptr, last_page_len=last_page_len, **arguments)
             self._plan_again = True
             return
-        # `plan` goes through all rows in Python: 0.4 ms for 256. This one keeps the tensors that it
-        # is given for the kernel, and would wait for lengths that are on the device.
+        # `plan` loops over all rows in Python: 0.4 ms for 256. The fast plan instead keeps the
+        # given tensors for the kernel; lengths must be on the host, or it would wait for the
+        # device.
         place = arguments["indices"].device
         self._library.fast_decode_plan(
             self._wrapper,
@@ -108,7 +110,7 @@ class StepWrapper:
 
 
 def constants(pool: PagePool, heads: int) -> dict[str, Any]:
-    """Arguments of every plan that no step changes."""
+    """Arguments that are equal in every plan."""
     shape = pool.shape
     return {
         "num_qo_heads": heads,
@@ -122,8 +124,8 @@ def constants(pool: PagePool, heads: int) -> dict[str, Any]:
 
 
 def on_host(numbers: NDArray[Any], *, pinned: bool) -> Tensor:
-    """Tensor on the host. Pinned memory is torch's own, which it does not use again before a copy
-    from it is made."""
+    """Tensor on the host. Pinned memory comes from torch, which reuses it only after copies from it
+    are made."""
     tensor = torch.from_numpy(numbers)
     return tensor.pin_memory() if pinned else tensor
 
@@ -135,14 +137,14 @@ class LayerCache:
     views: tuple[Tensor, Tensor]
     """[page, token, head, dim]"""
     queries: Tensor | None = None
-    """Factors [heads, 1] on the queries; None: 1."""
+    """Factors [heads, 1] for the queries; None: no factors."""
     scales: dict[str, Any] = field(default_factory=dict)
     """Further arguments of `run`."""
 
 
 def layer_caches(pool: PagePool, heads: int) -> list[LayerCache]:
     """Caches by layer. The wrappers take one scale for all keys of a layer, since it becomes part
-    of the softmax's. The scale of values is multiplied with their result, so it may differ by
+    of the softmax's scale. The scale of values is multiplied with the result, so it may differ by
     head."""
     views = [(at[:, 0], at[:, 1]) for at in pool.data.unbind(1)]
     if (scales := pool.shape.scales) is None:
@@ -167,8 +169,8 @@ def _scale(by_head: Tensor, group: int, place: torch.device) -> float | Tensor:
 
 
 class FlashinferAttention:
-    """Makes the attention of each step. Owns the wrappers and their workspace, which it makes when
-    it sees the first step's heads."""
+    """Makes the attention of each step. Owns the wrappers and their workspace, made at the first
+    step, which shows the number of heads."""
 
     def __init__(self, target: Target, library: Library) -> None:
         self._target = target
@@ -182,7 +184,7 @@ class FlashinferAttention:
     def planned(
         self, pool: PagePool, layout: TokenLayout, heads: int
     ) -> Iterator[tuple[slice, StepWrapper]]:
-        """The parts of a step: their tokens, and a wrapper that has planned for them."""
+        """The parts of a step, each with its tokens and a wrapper that has planned for it."""
         target, group = self._target, heads // pool.shape.kv_heads
         wrappers = self._wrappers or self._made(HeadShape(heads, *_key_heads(pool)))
         rows = layout.numbers, layout.extends
@@ -203,7 +205,7 @@ class FlashinferAttention:
 
     def _made(self, shape: HeadShape) -> dict[Kind, StepWrapper]:
         size = step_workspace_bytes(shape, self._target.multiprocessors)
-        # Kernels of one stream run one after the other, so they share it.
+        # Kernels of one stream run one after the other, so they can share the workspace.
         workspace = torch.zeros(size, dtype=torch.uint8, device=self._target.place)
         library, place = self._library, self._target.place
         prefill = partial(library.BatchPrefillWithPagedKVCacheWrapper, workspace, kv_layout=LAYOUT)
@@ -235,8 +237,8 @@ def _key_heads(pool: PagePool) -> tuple[int, int]:
 
 
 class FlashinferStep:
-    """Attention of one step. Its first layer shows the number of heads, and plans, unless a graph
-    has planned for it."""
+    """Attention of one step. The first layer shows the number of heads, and then plans the step,
+    unless a graph has done so."""
 
     def __init__(
         self, owner: FlashinferAttention, pool: PagePool, layout: TokenLayout, angles: Angles

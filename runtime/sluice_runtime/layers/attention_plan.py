@@ -1,7 +1,7 @@
 """Plans of paged attention kernels, from what the host knows of a step's rows.
 
-Pure and without a device, so that nothing is read back from one. Knows lengths, not page numbers:
-those are gathered on the device (`page_indices`).
+Pure and without a device, so that nothing is read back from a GPU. Knows lengths only; page numbers
+are gathered on the device (`page_indices`).
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ PrefillKernels = Literal["fa2", "fa3"]
 Kind = Literal["fa2", "fa3", "decode"]
 
 LARGE_TILE_OVER: Final = 64
-"""Minimum mean number of queries for FA2's tiles of 128, counted once for each query head of a key
-head. Below it tiles have 64 or 16 (`FA2DetermineCtaTileQ` in flashinfer's utils.cuh)."""
+"""Mean number of queries above which FA2 uses tiles of 128; a query counts once for each query head
+of a key head. Otherwise tiles have 64 or 16 (`FA2DetermineCtaTileQ` in flashinfer's utils.cuh)."""
 FA3_TILE: Final = 128
-"""Queries of one head that FA3 computes in a block, which reads all keys before them. It does not
-split keys, so fewer blocks than multiprocessors leave some of these idle (`PrefillSM90Plan`)."""
+"""Queries of one head that FA3 computes in a block. A block reads all keys before its queries. FA3
+does not split keys, so fewer blocks than multiprocessors leave some multiprocessors idle
+(`PrefillSM90Plan`)."""
 FA3_BLOCKS_PER_SM: Final = 2
-"""Minimum blocks per multiprocessor for FA3. With fewer, FA2 computes the prompts, which splits
-keys and packs the heads of a key head."""
+"""Fewest blocks per multiprocessor for FA3. With fewer blocks FA2 computes the prompts: it splits
+keys, and packs all query heads of a key head into one tile."""
 
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """r rows; their pages lie one after the other in one list. The names are the wrappers'."""
+    """Plan of r rows, whose pages are in one list, row after row. Field names are those of
+    flashinfer's wrappers."""
 
     qo_indptr: Int32
     """[r + 1] row i's queries are [qo_indptr[i], qo_indptr[i + 1]): the last of its context."""
@@ -58,8 +60,8 @@ class AttentionPlan:
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of a step that one kernel computes. Every row attends causally: for a row of one query,
-    which is its last token, that is to all of its context."""
+    """Rows of a step that one kernel computes. Every row attends causally, so a row of one query,
+    its last token, attends to its whole context."""
 
     kind: Kind
     rows: slice
@@ -92,8 +94,8 @@ def padded(plan: AttentionPlan, rows: int) -> AttentionPlan:
 def parts_of(
     numbers: RowNumbers, extends: int, page_size: int, group: int, kernels: PrefillKernels
 ) -> tuple[Part, ...]:
-    """The step's rows in one part, or rows that extend and rows that decode apart. `group`: query
-    heads of each key head; `kernels`: those for rows that extend."""
+    """The step's rows in one part, or in two: rows that extend, and rows that decode. `group`:
+    query heads of each key head; `kernels`: kernels for rows that extend."""
     rows = len(numbers.rows)
     if extends == 0:
         return (_part("decode", numbers, slice(0, rows), page_size),)
@@ -108,16 +110,18 @@ def parts_of(
 def prefill_kernels(
     numbers: RowNumbers, extends: int, heads: int, multiprocessors: int
 ) -> PrefillKernels:
-    """Kernels for the prompts of a step where both kinds can: FA3, if its blocks fill the GPU."""
+    """Kernels for a step's prompts on a GPU with both kinds: FA3 if its blocks fill the GPU, else
+    FA2."""
     queries = np.diff(numbers.begins[: extends + 1])
     blocks = heads * int((-(-queries // FA3_TILE)).sum())
     return "fa3" if blocks >= FA3_BLOCKS_PER_SM * multiprocessors else "fa2"
 
 
 def _one_call(tokens: int, rows: int, group: int, kernels: PrefillKernels) -> bool:
-    """Whether decode rows may join the prefill call, as rows of one query. Not if they make the
-    tiles of the prompts small: each tile reads all keys before it. FA3's tiles hold one head's
-    queries, so a row of one query would fill 1/128 of a tile, and once for each head."""
+    """Whether decode rows may join the prefill call, as rows of one query. They may not if that
+    makes the prompts' tiles small, since each tile reads all keys before it. They never join FA3:
+    its tiles hold one head's queries, so each decode row would fill 1/128 of a tile for every
+    head."""
     return kernels == "fa2" and tokens * group // rows > LARGE_TILE_OVER
 
 
@@ -128,8 +132,8 @@ def _part(kind: Kind, numbers: RowNumbers, rows: slice, page_size: int) -> Part:
 
 
 def page_indices(layout: TokenLayout, part: Part, page_size: int) -> Tensor:
-    """Pages [p] int32 of the part's rows, on the device, one row after the other. It takes the same
-    few operations for any number of pages, and none waits."""
+    """Pages [p] int32 of the part's rows, on the device, one row after the other. Takes a fixed,
+    small number of operations, none of which waits."""
     counts = (layout.contexts[part.rows] + (page_size - 1)) // page_size
     pages = part.plan.pages
     row_of_page = torch.repeat_interleave(counts, output_size=pages)

@@ -1,9 +1,9 @@
 """Paged attention in plain torch: the reference, and the implementation where no kernel was built.
 
-Extend rows are computed one by one, long ones in pieces, whose masks are bounded; decode rows in
-spans of similar length, which gather little padding: on CPUs no more than stays in a core's cache,
-on GPUs as much as one launch is worth. Of a window only the pages that it touches are gathered.
-Knows nothing of requests. `sizing.gpu_plan` counts what this takes of a GPU.
+Extend rows are computed one by one, long ones in pieces, so that masks stay small. Decode rows are
+computed in spans of similar length, so that little padding is gathered: on CPUs as much as fits a
+core's cache, on GPUs as much as is worth one launch. Of a window only the pages that it touches are
+gathered. Knows nothing of requests. `sizing.gpu_plan` counts the GPU memory that this takes.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from sluice_runtime.layers.dense import HeadNorm
 from sluice_runtime.layers.rope import Angles, rotate_and_store, rotation
 
 SPAN_BYTES: Final = 1 << 20
-"""Size of keys and values of one layer that decode rows gather at a time, on CPUs."""
+"""Bytes of one layer's keys and values that decode rows gather at a time on CPUs."""
 GPU_SPAN_BYTES: Final = 256 << 20
-"""Size of keys and values that decode rows gather at a time on GPUs, where a span takes several
-launches."""
+"""Bytes of one layer's keys and values that decode rows gather at a time on GPUs, where each span
+costs several launches."""
 MASK_BYTES: Final = 128 << 20
-"""Maximum size of a mask of extend rows, and of all those that are kept for other layers. While one
-is made, it takes as much again."""
+"""Most bytes of an extend row's mask, and of all masks together that are kept for other layers.
+Making a mask takes its size again."""
 _ALIGNED: Final = 16
-"""Alignment in values: torch copies masks whose rows begin elsewhere, for its kernels for GPUs."""
+"""Alignment of mask rows, in values: torch's GPU kernels need it, and other masks would be
+copied."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,10 @@ class ExtendSpan:
     known: int
     """Number of the row's tokens in `page_ids`."""
     page_ids: Tensor
-    """Pages of the row [pages], the last ones, as far back as these tokens attend."""
+    """The row's last pages [pages], as far back as the span's tokens attend."""
     begins_row: bool
-    """Whether the span begins its row. Then each token attends to all of the span before it, no
-    mask is needed, and nothing of the row was in the pool."""
+    """Whether the span begins its row. Then nothing of the row was in the pool, and plain causal
+    attention within the span needs no mask."""
 
     @property
     def tokens(self) -> int:
@@ -62,13 +63,13 @@ class DecodeSpan:
     page_ids: Tensor
     """Pages [rows, pages of the longest]."""
     mask: Tensor
-    """Mask [rows, 1, 1, slots] that is added to scores, equal for all heads. With sinks it has one
-    slot more, the last, which all see."""
+    """Mask [rows, 1, 1, slots] that is added to scores, equal for all heads. With sinks there is
+    one more slot at the end, visible to all rows."""
 
 
 class TorchAttention:
-    """Attention of one step. Masks are made once and serve all layers, except those of extend rows
-    that are too large to be kept."""
+    """Attention of one step. Masks are made once for all layers, except masks of extend rows that
+    are too large to keep."""
 
     def __init__(
         self,
@@ -111,7 +112,7 @@ class TorchAttention:
     ) -> None:
         """Attends with one extend row. queries, out: [span's tokens, head, dim]; known: their keys
         and values."""
-        # Of 8 bits the pool does not hold them as they are.
+        # A pool of 8 bits does not hold these keys and values exactly.
         if not span.begins_row or self._pool.shape.scales is not None:
             keys, values = self._pool.gather(layer, span.page_ids)
             known = keys[: span.known], values[: span.known]
@@ -165,10 +166,10 @@ def _aligned(values: int) -> int:
 def _with_sinks(
     queries: Tensor, keys: Tensor, values: Tensor, sinks: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values with one token more, the last: its score is a query head's sink, and
-    its value is zero. queries: [n, head, dim]; keys, values: [..., tokens, kv_head, dim]; sinks:
-    [head]. One dimension more holds these scores; seven others, which are zero, keep rows
-    aligned."""
+    """Queries, keys and values with one more token at the end, whose score is a query head's sink
+    and whose value is zero. queries: [n, head, dim]; keys, values: [..., tokens, kv_head, dim];
+    sinks: [head]. `dim` grows by eight: one dimension holds the sinks' scores, seven zeros keep
+    rows aligned."""
     wide = F.pad(queries, (0, 8))
     wide[..., queries.shape[-1]] = sinks
     keys, values = (F.pad(x, (0, 8, 0, 0, 0, 1)) for x in (keys, values))
@@ -179,14 +180,15 @@ def _with_sinks(
 def _extend(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
 ) -> Tensor:
-    """queries [n, head, dim]; keys, values [known, kv_head, dim] → [n, head, dim]. mask: [n,
-    known]; on GPUs once for each query head of a key head, [heads / kv_heads x n, known]."""
+    """Attention of one extend row: queries [n, head, dim]; keys, values [known, kv_head, dim] → [n,
+    head, dim]. mask: [n, known]; on GPUs repeated for each query head of a key head, [heads /
+    kv_heads x n, known]."""
     if mask is not None and not _on_cpu(queries):
         return _extend_folded(queries, keys, values, mask, scale)
     grouped = _on_cpu(queries) or queries.dtype.itemsize == 2
     if not grouped:
-        # Of torch's fused kernels for GPUs the one for float32 has no groups; what torch would take
-        # instead writes out all scores: gigabytes for a long context.
+        # torch's fused GPU kernel for float32 has no grouped heads. Its fallback writes out all
+        # scores, which takes gigabytes for a long context.
         group = queries.shape[1] // keys.shape[1]
         keys, values = (x.repeat_interleave(group, 1) for x in (keys, values))
     q, k, v = (x.transpose(0, 1)[None] for x in (queries, keys, values))
@@ -199,8 +201,9 @@ def _extend(
 def _extend_folded(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float
 ) -> Tensor:
-    """Output of `_extend` on GPUs. The fused kernel with masks has no groups. So the query heads
-    that share a key head are its query positions, as in `_decode`, and no key is repeated."""
+    """Output of `_extend` on GPUs. The fused kernel with masks has no grouped heads, so query heads
+    that share a key head are passed as further query positions, as in `_decode`. No key is
+    repeated."""
     tokens, heads, dim = queries.shape
     kv_heads = keys.shape[1]
     # [kv_head, group x n, dim]
@@ -214,7 +217,8 @@ def _extend_folded(
 def _decode(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
     """queries [rows, head, dim]; keys, values [rows, slots, kv_head, dim] → [rows, head, dim].
 
-    The query heads that share a key head are its query positions: nothing is repeated.
+    Query heads that share a key head are passed as query positions of it, so that no key is
+    repeated.
     """
     rows, heads, dim = queries.shape
     attended = F.scaled_dot_product_attention(
@@ -232,7 +236,7 @@ def _extend_spans(pool: PagePool, layout: TokenLayout, window: int | None) -> It
     rows, begins = numbers.rows.tolist(), numbers.begins.tolist()
     for i, context in enumerate(numbers.contexts[: layout.extends].tolist()):
         tokens = begins[i + 1] - begins[i]
-        # The first token sees the farthest.
+        # The first token attends furthest back.
         oldest = 0 if window is None else max(0, context - tokens - window + 1)
         first = oldest // pool.page_size
         pages = layout.page_table[rows[i], first : -(-context // pool.page_size)]
@@ -242,14 +246,15 @@ def _extend_spans(pool: PagePool, layout: TokenLayout, window: int | None) -> It
 
 
 def _decode_spans(pool: PagePool, layout: TokenLayout, rule: AttentionRule) -> Iterator[DecodeSpan]:
-    """The decode rows, shortest first, cut into spans of SPAN_BYTES, one row at least."""
+    """The decode rows in spans, shortest rows first; a span has at most SPAN_BYTES, but at least
+    one row."""
     window = rule.window_tokens
     contexts, order = layout.contexts[layout.extends :].sort()
     rows = layout.rows[layout.extends :][order]
     tokens = layout.begins[layout.extends : -1][order]
     span_bytes = SPAN_BYTES if _on_cpu(pool.data) else GPU_SPAN_BYTES
     slots = span_bytes // (pool.shape.bytes_per_token // pool.shape.layers)
-    # The host sorts the same numbers again, so that it need not wait for the device.
+    # The host sorts its own copy of the numbers, so that it does not wait for the device.
     counts = np.sort(layout.numbers.page_counts(pool.page_size)[layout.extends :])
     pages = counts if window is None else counts.clip(max=_window_pages(window, pool.page_size))
     most, begin = pages.tolist(), 0
@@ -257,22 +262,22 @@ def _decode_spans(pool: PagePool, layout: TokenLayout, rule: AttentionRule) -> I
         if end == len(most) or (end + 1 - begin) * most[end] * pool.page_size > slots:
             own = rows[begin:end], contexts[begin:end], most[end - 1]
             page_ids, mask = _last_pages(pool, layout, own, window)
-            # The sink's slot.
+            # One more slot, for the sink.
             mask = F.pad(mask, (0, 1)) if rule.sinks else mask
             yield DecodeSpan(tokens[begin:end], page_ids, mask)
             begin = end
 
 
 def _window_pages(window: int, page_size: int) -> int:
-    """Maximum pages that a window touches: one token at least is in the last one."""
+    """Most pages that a window can touch; at least one of its tokens is in the last page."""
     return 1 - (1 - window) // page_size
 
 
 def _last_pages(
     pool: PagePool, layout: TokenLayout, span: tuple[Tensor, Tensor, int], window: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Page ids and mask of a `DecodeSpan`, for rows [r], their contexts [r], and the maximum pages
-    that one reads."""
+    """Page ids and mask of a `DecodeSpan`. span: rows [r], their contexts [r], and the most pages
+    that a row reads."""
     rows, contexts, most = span
     places = torch.arange(most * pool.page_size, device=contexts.device)
     if window is None:
@@ -290,8 +295,8 @@ def _added(hidden: Tensor, pool: PagePool) -> Tensor:
 
 
 def _causal_mask(span: ExtendSpan, piece: slice, window: int | None, pool: PagePool) -> Tensor:
-    """Mask [tokens of the piece, known and some more] that is added to scores. All tokens see what
-    is beyond `known`, where a sink may be."""
+    """Mask [tokens of the piece, known and padding] that is added to scores. Slots after `known`,
+    where a sink may be, are visible to all tokens."""
     shape = piece.stop - piece.start, _aligned(span.known + 1)
     hidden = torch.full(shape, float("-inf"), dtype=pool.shape.dtype, device=pool.data.device)
     own = span.known - span.tokens + piece.start

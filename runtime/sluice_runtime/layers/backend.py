@@ -1,7 +1,7 @@
 """The backends that compute a model: compiled kernels on CPUs, flashinfer on GPUs, or plain torch.
 
-The registry of backends, and what is installed and built here, from which `attention_choice`
-chooses. Plain torch is the reference and runs everywhere.
+Holds the registry of backends, and finds which are installed and built here; `attention_choice`
+chooses among these. Plain torch is the reference and runs everywhere.
 """
 
 from __future__ import annotations
@@ -56,21 +56,21 @@ class Backend:
     operators: Operators
     layers: Callable[[Iterable[LayerWeights], LayerShape], LayerStack]
     reads_whole_pages: bool
-    """Whether attention reads slots that were not written yet, so that they must not hold NaN."""
+    """Whether attention reads slots that were not written yet; these must then hold no NaN."""
     to_float: Callable[[Tensor], Tensor]
     draw: Callable[[Tensor, Draws | None], Tensor]
     """Draws tokens: see `layers.draw.draw`."""
     sample_rows: Callable[[Tensor, Tensor], Tensor] | None = None
-    """Restricts and draws at once, in no memory but the tokens': see
-    `sluice_kernels.reference.sample_rows`. None: several operations do so, `draw` among them."""
+    """Kernel that restricts and draws at once, without scratch memory: see
+    `sluice_kernels.reference.sample_rows`. None: several operations, including `draw`, do it."""
     graph_wrappers: Callable[[PagePool, int], GraphWrappers] | None = None
-    """Attention that graphs may capture, for a pool and a number of query heads; None: there is
-    none."""
+    """Function of a pool and a number of query heads that makes attention which graphs can capture;
+    None: unsupported."""
 
 
 class NativeAttention:
-    """Paged attention of one step by the compiled kernels, for rows that extend and rows that
-    decode in one call. Nothing is gathered or masked: the kernels read the pool where it lies."""
+    """Paged attention of one step by the compiled kernels, in one call for rows that extend and
+    rows that decode. The kernels read the pool in place: nothing is gathered or masked."""
 
     def __init__(self, pool: PagePool, layout: TokenLayout, angles: Angles) -> None:
         self._pool = pool.data
@@ -111,8 +111,8 @@ def _native_layers(
     layers: Iterable[LayerWeights],
     shape: LayerShape,
 ) -> LayerStack:
-    """A shard for each thread if the heads can be divided evenly, no other rank has some, and the
-    kernel knows all parts of a layer."""
+    """Layers in shards, one for each thread, if the heads divide evenly, there are no other ranks
+    and no adapters, and the kernel knows all parts of a layer; else plain layers."""
     threads = torch.get_num_threads()
     more = shape.qkv_bias or shape.experts or shape.post_norms or shape.whole_qk_norm
     more = more or shape.activation is not None
@@ -155,7 +155,7 @@ def with_weights(backend: Backend, setting: WeightDType) -> Backend:
     """The backend with matrices of the type that `weightDtype` names.
 
     Raises:
-        InvalidConfigError: that backend has none of the type.
+        InvalidConfigError: the backend has no matrices of this type.
     """
     if setting == "auto":
         return backend
@@ -166,8 +166,8 @@ def with_weights(backend: Backend, setting: WeightDType) -> Backend:
 
 
 def with_pages(backend: Backend, setting: KvCacheDtype) -> Backend:
-    """The backend over pages of the type that `kvCacheDtype` names. The compiled kernels read none
-    of 8 bits: with them plain torch attends, and they compute the rest."""
+    """The backend over pages of the type that `kvCacheDtype` names. The compiled kernels cannot
+    read 8-bit pages: plain torch then computes attention, and the kernels the rest."""
     if setting == "auto" or backend.name != NATIVE.name:
         return backend
     operators = replace(backend.operators, attention=TorchAttention)
@@ -183,7 +183,7 @@ def _row_sampler(device: torch.device) -> Callable[[Tensor, Tensor], Tensor] | N
     """The kernel that samples rows, on NVIDIA's GPUs; None elsewhere."""
     if device.type != "cuda" or torch.version.hip is not None:
         return None
-    # Registered where there is a GPU only.
+    # Imported only with a GPU, for which it registers operators.
     from sluice_kernels.triton import operators
 
     return operators.sample_rows
@@ -236,11 +236,11 @@ def choose_backend(
     pages: KvCacheDtype = "auto",
     special: str = "",
 ) -> BackendChoice:
-    """The fastest backend for a model on `device`, or the one that `setting` names; `special`: see
-    `Situation`.
+    """The fastest backend for a model on `device`, or the backend that `setting` names. `special`:
+    see `Situation`.
 
     Raises:
-        InvalidConfigError: that one cannot compute this model here.
+        InvalidConfigError: the named backend cannot compute this model here.
     """
     here = replace(situation(dtype, head_dim, device, pages), special=special)
     choice = choose_attention(here, setting)

@@ -1,5 +1,5 @@
-"""Computations of a layer on each token alone: RMS norm, matrix products, the gated activation.
-Knows no model."""
+"""A layer's computations on single tokens: RMS norm, matrix products, the gated activation. Knows
+no model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     x: [..., d]; weight: [d], or [head, d] where each head has its own.
     """
-    if weight.dtype != x.dtype:  # finer than x
+    if weight.dtype != x.dtype:  # the weight is finer than x
         return rms_norm(x.to(weight.dtype), weight, eps).to(x.dtype)
     if weight.dim() == 1:
         return F.rms_norm(x, weight.shape, weight, eps)
@@ -34,7 +34,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """The norm of x + delta; x becomes that sum."""
+    """The norm of x + delta; the sum is stored in x."""
     return rms_norm(x.add_(delta), weight, eps)
 
 
@@ -58,12 +58,11 @@ def linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
 
 
 Multiply = Callable[[Tensor, Tensor | None], Linear]
-"""Function like `linear`, which computes about the same: of a weight [out, in], and a bias or
-None."""
+"""Function like `linear`, with about equal results: (weight [out, in], bias or None) → product."""
 
 
 def int8_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """`linear` on a CPU, with a weight of 8 bits: see `pack_int8`."""
+    """`linear` on a CPU, with an 8-bit weight: see `pack_int8`."""
     matrix = pack_int8(weight)
 
     def apply(x: Tensor) -> Tensor:
@@ -74,7 +73,8 @@ def int8_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
 
 
 def pack_int8(weight: Tensor) -> native.Int8Matrix:
-    """Packs `weight` [out, in] as the nearest of 255 numbers, equally spaced for each output."""
+    """Packs `weight` [out, in] as 8-bit numbers: the nearest of 255 values, equally spaced for each
+    output."""
     wide = weight.float()
     largest = wide.abs().amax(1) if weight.shape[1] else wide.new_zeros(len(wide))
     scales = largest / 127
@@ -83,8 +83,8 @@ def pack_int8(weight: Tensor) -> native.Int8Matrix:
 
 
 def pack(weight: Tensor) -> Tensor:
-    """Packs `weight` in oneDNN's order where that pays, otherwise returns it; oneDNN takes no empty
-    ones."""
+    """Packs `weight` in oneDNN's order if that pays, else returns it unchanged. oneDNN takes no
+    empty weights."""
     if weight.device.type == "cpu" and weight.numel() > 0 and _onednn_packs(weight.dtype):
         packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
         return packed

@@ -1,11 +1,11 @@
-"""One token a row from its logits, in torch or by the compiled kernel, and the nucleus that top_p
-leaves. Knows no request.
+"""Draws one token for each row from its logits, in torch or by the compiled kernel, and computes
+the nucleus of top_p. Knows no request.
 
-In torch the same operations run on every device: what they do depends on what the host knows, never
-on a number that it would have to wait for.
+In torch the same operations run on every device. They depend only on numbers that the host knows,
+so the host never waits for the device.
 
-The nucleus of a distribution is the fewest tokens that hold a share of its mass. It is given as the
-least logit of its tokens, so that equal logits are in it or out of it together.
+The nucleus of a distribution is its smallest set of tokens with a given share of the mass. It is
+represented by the smallest logit in it, so equal logits are kept or left out together.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ from torch import Tensor
 from sluice_runtime.scheduler.batch import NO_TOKEN
 
 GREEDY_BELOW: Final = 1e-5
-"""Temperature below which the most probable token is taken: softmax would give it all the mass."""
+"""Temperature below which the most probable token is taken, since softmax would give it all the
+mass."""
 _BLOCK: Final = 256
-"""Tokens per block whose mass is summed before the running sum. A running sum of all tokens, in
-float64, would be read and written several times."""
+"""Tokens in a block. Masses are summed by block before the running sum, because a running sum over
+all tokens, in float64, would be read and written several times."""
 _TRIAL_TOKENS: Final = 1024
-"""Tokens that nearly always reach the mass; sorting the whole vocabulary is slow."""
+"""Number of largest tokens that is tried first: they nearly always hold the mass, and sorting the
+whole vocabulary is slow."""
 
 
 @dataclass(frozen=True)
 class Draws:
-    """Draws of m rows, if some do not take their most probable token."""
+    """Parameters of draws for m rows, not all of which take their most probable token."""
 
     temperatures: Tensor
     """[m] float32."""
@@ -42,10 +44,11 @@ class Draws:
 
 
 def draw(logits: Tensor, draws: Draws | None) -> Tensor:
-    """logits: [m, v] float32 → [m] tokens. None: every row takes its most probable token.
+    """Draws tokens: logits [m, v] float32 → [m] tokens. draws None: every row takes its most
+    probable token.
 
-    Of equally probable tokens the first; NO_TOKEN for a row whose largest logit is not finite,
-    since it has no distribution.
+    The first of equally probable tokens is taken. A row whose largest logit is not finite has no
+    distribution and gets NO_TOKEN.
     """
     peaks, tokens = logits.max(-1)
     if draws is not None and draws.places is None:
@@ -80,13 +83,13 @@ def _block_sums(weights: Tensor) -> Tensor:
 
 
 def _find(masses: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """First place of each row at which the running sum of `masses` exceeds the target, and what is
-    left of the target for it. [k, n], [k] → [k], [k]"""
+    """First place in each row where the running sum of `masses` exceeds the target, and the
+    target's remainder at that place: [k, n], [k] → [k], [k]."""
     running = masses.cumsum(-1)
     whole = running[:, -1]
-    # Rounding must not put the target at the end of the range, where no token is.
+    # Rounding must not move the target to the end of the range, past the last token.
     targets = torch.minimum(targets, torch.nextafter(whole, torch.zeros_like(whole)))[:, None]
-    # Without a distribution any place that exists will do.
+    # A row without a distribution may get any valid place.
     place = torch.searchsorted(running, targets, right=True).clamp_(max=masses.shape[1] - 1)
     before = F.pad(running, (1, 0)).gather(1, place)
     return place.squeeze(1), (targets - before).squeeze(1)
@@ -101,10 +104,10 @@ def draw_native(logits: Tensor, draws: Draws | None) -> Tensor:
 
 
 def nucleus(logits: Tensor, temperature: Tensor, top_p: Tensor) -> Tensor:
-    """logits: [k, v] float32; temperature, top_p: [k] → [k] least logits.
+    """Smallest logit in each row's nucleus. logits: [k, v] float32; temperature, top_p: [k] → [k].
 
-    On a CPU most rows are looked at in part. On another device the host does not know which rows
-    need more than that, so all tokens of all rows are sorted.
+    On a CPU only the largest tokens of most rows are sorted. On other devices the host does not
+    know which rows need more, so all tokens of all rows are sorted.
     """
     if logits.device.type != "cpu":
         return _of_largest(logits, temperature, top_p, logits.shape[1])[0]
@@ -120,8 +123,8 @@ def nucleus(logits: Tensor, temperature: Tensor, top_p: Tensor) -> Tensor:
 def _of_largest(
     logits: Tensor, temperature: Tensor, top_p: Tensor, width: int
 ) -> tuple[Tensor, Tensor]:
-    """Least logits [k] if the `width` largest tokens hold the mass, and the number [k] of tokens
-    before the last. That is `width` or more if they do not hold it."""
+    """Smallest logit [k] of the nucleus among the `width` largest tokens, and the number [k] of
+    tokens before it; `width` or more if these tokens do not hold the mass."""
     vocabulary = logits.shape[1]
     ordered = logits.topk(width).values
     log_mass = -torch.log_softmax(scaled(logits, temperature), -1).amax(-1, keepdim=True)

@@ -1,11 +1,11 @@
-"""A feed-forward part of experts, of which a router chooses a few for each token. Knows no model.
+"""Feed-forward part with experts: a router chooses a few of them for each token. Knows no model.
 
 Shapes: n tokens of a step; h hidden size; e experts, k of them active for a token; w their width.
 
-A CPU computes each expert for the tokens that chose it. The host does not wait for a GPU, so there
-it never knows how many these are: one call of torch's grouped product computes all experts, which
-is a kernel for bfloat16 on Hopper and on Blackwell's data centre GPUs. Elsewhere every expert
-computes every token, e / k times the work.
+A CPU computes each expert for the tokens that chose it. On a GPU the host does not wait, so it does
+not know how many tokens chose an expert. There one call of torch's grouped product computes all
+experts; torch has a kernel for it for bfloat16 on Hopper and on Blackwell's data centre GPUs. On
+other GPUs every expert computes every token, e / k times the work.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from sluice_runtime.layers.dense import Activation, Linear, Multiply, linear
 from sluice_runtime.layers.stack import ExpertsWeights
 
 GroupedLinear = Callable[[Tensor, Tensor], Tensor]
-"""Function of [m, in], in the order of the experts, and their token counts [e] → [m, out]."""
+"""Function: (inputs [m, in] sorted by expert, token counts of the experts [e]) → [m, out]."""
 _GROUPING_MAJORS: Final = (9, 10)
-"""Major compute capabilities of GPUs that have that kernel. On others (8, 11, 12) torch 2.11
-computes group by group, with sizes that it copies to the host (`_grouped_mm_fallback`)."""
+"""Major compute capabilities for which torch has a kernel for grouped products. On others (8, 11,
+12) torch 2.11 computes group by group, with sizes that it copies to the host
+(`_grouped_mm_fallback`)."""
 
 
 def experts(weights: ExpertsWeights, activation: Activation, multiply: Multiply = linear) -> Linear:
-    """The feed-forward part: [n, h] → [n, h]; on a rank that has a part of each expert, its part of
-    the sum. `multiply`: for an expert's matrices, where each has its own product. The result holds
-    none of `weights` that it has joined or packed."""
+    """Makes the feed-forward part, [n, h] → [n, h]; on a rank with a slice of each expert, the
+    result is its part of the sum. `multiply`: makes the product with an expert's matrix, if each
+    has its own. The result keeps no tensor of `weights` that was joined or packed."""
     parts, router = weights.experts, Router.of(weights)
     gate_up_biases, down_biases = zip(*(part.biases for part in parts), strict=True)
     gate_up = Products([(part.gate, part.up) for part in parts], gate_up_biases)
@@ -44,8 +45,8 @@ def experts(weights: ExpertsWeights, activation: Activation, multiply: Multiply 
 
 
 def can_group(weight: Tensor) -> bool:
-    """Whether torch has a kernel for grouped products of that type on that device. Otherwise it
-    reads the groups' sizes on the host."""
+    """Whether torch has a kernel for grouped products of the type and device of `weight`. Without
+    one torch reads the groups' sizes on the host."""
     if weight.dtype != torch.bfloat16 or torch.version.hip is not None:
         return False
     if not torch.cuda.is_available():
@@ -93,10 +94,10 @@ class Products:
     """One matrix of each expert."""
 
     weights: Sequence[tuple[Tensor, ...]]
-    """Matrices [out, in], or parts of each, one below the other. The parts have the same shapes in
-    all experts."""
+    """Matrix [out, in] of each expert, or its parts, to be stacked by outputs; parts have equal
+    shapes in all experts."""
     biases: Sequence[Tensor | None]
-    """Biases [out]; all experts have one, or none."""
+    """Bias [out] of each expert; either all experts have one or none has."""
 
     def each(self, multiply: Multiply) -> list[Linear]:
         own = zip(self.weights, self.biases, strict=True)
@@ -151,13 +152,13 @@ class SortedExperts:
         inner = self.activation(self.gate_up(x[order // self.router.active], counts))
         products = self.down(inner, counts)
         del inner
-        # Back in the order of tokens, so that a sum does not depend on who else is in the step.
+        # Back in the order of tokens, so that sums do not depend on other tokens in the step.
         products = products[order.argsort()].view(*choice.shares.shape, -1)
         return (choice.shares[:, None] @ products).squeeze(1)
 
 
 class EveryExpert:
-    """Computes all experts for all tokens; those that a token did not choose have a share of
+    """Computes all experts for all tokens; experts that a token did not choose have a share of
     zero."""
 
     def __init__(

@@ -1,10 +1,10 @@
 """Decode wrappers of flashinfer for CUDA graphs: one for each batch size, over shared buffers.
 
-What a graph has captured reads the same addresses in every replay, so a plan writes there; planning
-itself cannot be captured, and comes before each replay. Only wrappers made like these may be
-captured: another one's plan moves its buffers, and the graph would read the old ones without any
-error. Hence the type `GraphAttention`, which `TokenLayout.planned` asks for. Knows nothing of
-graphs' capture.
+A captured graph reads the same addresses in every replay, so each plan is written there. Planning
+cannot be captured, and comes before each replay. Only wrappers of this module may be captured: the
+plan of another wrapper would move its buffers, and the graph would silently read the old ones.
+Hence the type `GraphAttention`, which `TokenLayout.planned` requires. Knows nothing of how graphs
+are captured.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from sluice_runtime.layers.flashinfer_library import Library, Target
 from sluice_runtime.layers.flashinfer_workspace import HeadShape, graph_workspace_bytes
 
 INT_WORKSPACE_BYTES: Final = 512 << 10
-"""Size of the integer workspace, of which a plan of 4,096 rows takes less than 200 KiB. Each
-wrapper has as much pinned memory."""
+"""Size of the integer workspace; a plan of 4,096 rows takes less than 200 KiB of it. Each wrapper
+has pinned memory of the same size."""
 LISTED_PAGES: Final = 4
-"""Maximum pages that a step's rows may have together, as a multiple of the pool's: rows share
-pages. A step with more runs without a graph."""
+"""Most pages that a step's rows may list together, as a multiple of the pool's pages; more than the
+pool, since rows share pages. A step with more runs without a graph."""
 NO_ROWS: Final = AttentionPlan(np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros(0, np.int32))
 
 
@@ -54,7 +54,7 @@ class GraphBuffers:
 
 
 class GraphWrapper:
-    """Computes `batch` rows of one token; those that a step does not fill are padding."""
+    """Computes `batch` rows of one token; rows that a step does not fill are padding."""
 
     def __init__(
         self, library: Library, buffers: GraphBuffers, batch: int, pool: PagePool, heads: int
@@ -103,7 +103,7 @@ class GraphWrapper:
             **constants(self._pool, self._heads),
         }
         if self._plan_again:
-            # Leaves the buffers to us, and does not go through all rows in Python.
+            # The fast plan leaves filling the buffers to us, and does not loop over rows in Python.
             self._buffers.indptr[: self.batch + 1].copy_(indptr, non_blocking=True)
             self._buffers.last_page_len[: self.batch].copy_(last_page_len, non_blocking=True)
             self._library.fast_decode_plan(
@@ -138,8 +138,8 @@ class GraphWrappers:
         self._buffers: GraphBuffers | None = None
 
     def wrapper(self, batch: int) -> GraphWrapper:
-        """Wrapper for a batch size. The first call is for the largest, which the buffers are made
-        for."""
+        """Wrapper for a batch size. The first call must be for the largest batch, because it
+        allocates the buffers."""
         self._buffers = self._buffers or self._allocated(batch)
         return GraphWrapper(self._library, self._buffers, batch, self._pool, self._heads)
 

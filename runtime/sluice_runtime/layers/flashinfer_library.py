@@ -1,8 +1,7 @@
-"""The parts of flashinfer that are used here: whether it is installed, its wrappers' signatures,
-and the properties of the device that it computes on.
+"""The parts of flashinfer that are used: its wrappers' signatures, whether it is installed, and the
+properties of its device.
 
-It is imported on the way to a GPU only: its import takes seconds, and an engine on CPUs does not
-have it.
+flashinfer is imported only for a GPU: the import takes seconds, and engines on CPUs do not have it.
 """
 
 from __future__ import annotations
@@ -37,13 +36,14 @@ class Wrapper(Protocol):
     def reset_workspace_buffer(
         self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor
     ) -> None:
-        """Makes a pinned buffer of the size of the second."""
+        """Replaces the workspace buffers; also makes a pinned buffer as large as
+        `int_workspace_buffer`."""
         ...
 
     def run(
         self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], /, *, out: Tensor, **scales: Any
     ) -> Tensor:
-        """Computes attention. scales, of a cache of 8 bits: `k_scale`, a float, and `v_scale`, a
+        """Computes attention. scales: for an 8-bit cache, `k_scale`, a float, and `v_scale`, a
         float or a tensor [heads, 1]."""
         ...
 
@@ -60,13 +60,13 @@ class Library(Kernels, Protocol):
     ) -> Wrapper: ...
 
     def fast_decode_plan(self, wrapper: Wrapper, **arguments: Any) -> None:
-        """Plans a decode wrapper that has planned before, and does not touch its buffers."""
+        """Plans a decode wrapper that has planned before, without changing its buffers."""
         ...
 
 
 @dataclass(frozen=True)
 class Target:
-    """A GPU with the properties that decide about kernels and workspaces."""
+    """A GPU, with the properties on which kernels and workspaces depend."""
 
     place: torch.device
     capability: tuple[int, int]
@@ -85,7 +85,8 @@ def target_at(place: torch.device, prefill: Prefill) -> Target:
 def flashinfer_state(
     dtype: str, head_dim: int, capability: tuple[int, int], *, fp8_pages: bool = False
 ) -> FlashinferState:
-    """Whether flashinfer can be used for such a model on such a GPU."""
+    """Whether and how flashinfer can be used for a model with these properties on a GPU of
+    `capability`."""
     try:
         installed = version(PACKAGE)
     except PackageNotFoundError:
@@ -107,7 +108,7 @@ def flashinfer_state(
 
 
 def flashinfer_library() -> Library:
-    """Imports flashinfer; its kernels are those that were built ahead, where there are any."""
+    """Imports flashinfer, with the kernels that were built ahead if there are any."""
     flashinfer_ahead.use_built()
     library: Library = importlib.import_module("flashinfer")
     return library

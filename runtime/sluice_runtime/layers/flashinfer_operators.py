@@ -1,7 +1,7 @@
 """Norms and activation by flashinfer's kernels, which fuse what torch does in several operations.
 
-Torch computes what the kernels do not accept: float32, norms with a weight for each head, rows that
-do not begin at a multiple of 16 bytes, no rows at all. Knows no model.
+torch computes inputs that the kernels do not accept: float32, norms with a weight for each head,
+rows that do not begin at a multiple of 16 bytes, and empty inputs. Knows no model.
 """
 
 from __future__ import annotations

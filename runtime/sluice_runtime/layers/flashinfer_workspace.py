@@ -1,8 +1,8 @@
 """Size of the float workspace that flashinfer's kernels need, from the shape of the heads.
 
-Where it splits a row's keys among several blocks, each block leaves a partial result there. The
-formulas are those of `PrefillPlan` and `DecodePlan` in scheduler.cuh of flashinfer 0.6.13, at their
-largest. Knows no device.
+When a kernel splits a row's keys among several blocks, each block stores a partial result in the
+workspace. The formulas are upper bounds of `PrefillPlan` and `DecodePlan` in scheduler.cuh of
+flashinfer 0.6.13. Knows no device.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ DECODE_BLOCKS_PER_SM: Final = 16
 """Blocks per multiprocessor of the decode kernel: no more blocks of 128 threads fit."""
 ALIGNMENT: Final = 1 << 20
 TENSOR_CORES_FROM: Final = 4
-"""Minimum query heads of a key head with which a decode row fills enough of a matrix
-instruction."""
+"""Fewest query heads of a key head for which decode uses tensor cores: a row then fills enough of a
+matrix instruction."""
 AMPERE: Final = 8
 """Major compute capability from which kernels have tiles of 16 queries."""
 
@@ -49,8 +49,8 @@ def step_workspace_bytes(shape: HeadShape, multiprocessors: int) -> int:
 
 
 def graph_workspace_bytes(shape: HeadShape, multiprocessors: int, batch: int, major: int) -> int:
-    """Bytes for graphs of decode steps of up to `batch` rows, in which rows are always split;
-    `major`: of the compute capability."""
+    """Bytes for graphs of decode steps of up to `batch` rows, whose rows are always split. `major`:
+    major compute capability."""
     if not shape.tensor_core_decode:
         blocks = DECODE_BLOCKS_PER_SM * multiprocessors // shape.kv_heads
         return _rounded(shape.heads * blocks * _partial_bytes(shape))
@@ -61,7 +61,7 @@ def graph_workspace_bytes(shape: HeadShape, multiprocessors: int, batch: int, ma
 
 
 def _partial_bytes(shape: HeadShape) -> int:
-    """Bytes of one query and head: a sum of values, and its weight."""
+    """Bytes of the partial result of one query and head: a sum of values, and its weight."""
     return (shape.head_dim + 1) * FLOAT_BYTES
 
 

@@ -1,15 +1,16 @@
-"""Rotary position embedding, plain and scaled for long contexts, and what happens to a
-step's queries, keys and values before attention: head norm, rotation, and keys and values into the
-pool. In torch on any device; on NVIDIA's GPUs one kernel. Knows no requests.
+"""Rotary position embedding, plain and scaled for long contexts. Also prepares a step's queries,
+keys and values for attention: head norm, rotation, and storing keys and values in the pool. Uses
+torch on any device, or one kernel on NVIDIA's GPUs. Knows no requests.
 
-Formulas: RoFormer (Su et al. 2021), halves rotated as in the Hugging Face layout; Llama 3 scaling
-as in Meta's reference code, YaRN as in Peng et al. 2023. Angles come from positions alone, so there
-is no table whose length would bound the context.
+Formulas: RoFormer (Su et al. 2021), with halves rotated as in the Hugging Face layout; Llama 3
+scaling as in Meta's reference code; YaRN as in Peng et al. 2023. Angles are computed from
+positions, so no table's length limits the context.
 
-A kernel rotates pairs of one kind: a number of the first half of a head with that of the second.
-A head whose pairs are neighbours, or of which a part is not rotated, has its numbers in another
-order here (`pair_order`), and frequency zero where nothing turns. Attention does not depend on the
-order, which queries and keys share, so the order is that of the weights and no kernel knows it.
+Kernels rotate only pairs of a number in the first half of a head and its counterpart in the second.
+If a checkpoint pairs neighbours, or rotates only part of a head, the head's numbers are reordered
+(`pair_order`), with frequency zero for numbers that are not rotated. Queries and keys share the
+order, so attention does not depend on it. The weights are reordered once at loading, so kernels
+need not know.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from sluice_runtime.layers.dense import HeadNorm, rms_norm
 
 @dataclass(frozen=True)
 class Llama3Scaling:
-    """Long wavelengths are stretched by `factor`, short ones kept, those between blended."""
+    """Llama 3's scaling: long wavelengths are stretched by `factor`, short ones kept, and those in
+    between blended."""
 
     factor: float
     low_freq_factor: float
@@ -39,13 +41,13 @@ class Llama3Scaling:
 
 @dataclass(frozen=True)
 class LongRope:
-    """LongRoPE (Ding et al. 2024): the frequency of each pair is divided by a factor of its own,
-    and queries and keys are longer by `magnitude`.
+    """LongRoPE (Ding et al. 2024): each pair's frequency is divided by its own factor, and queries
+    and keys are multiplied by `magnitude`.
 
-    There are two lists of factors, for contexts up to the original length and for longer ones.
-    Keys in a cache cannot change from one to the other, so that one list holds for all requests of
-    an engine, whatever their lengths: it is chosen by the longest context that the engine serves.
-    Transformers chooses by the length of each call."""
+    There are two lists of factors: for contexts up to the original length, and for longer ones.
+    Cached keys cannot change from one list to the other. So an engine uses one list for all
+    requests, chosen by the longest context that it serves; Transformers chooses by the length of
+    each call."""
 
     short: tuple[float, ...]
     long: tuple[float, ...]
@@ -62,15 +64,16 @@ class LongRope:
 
 @dataclass(frozen=True)
 class LinearScaling:
-    """All wavelengths are stretched by `factor`."""
+    """Scaling that stretches all wavelengths by `factor`."""
 
     factor: float
 
 
 @dataclass(frozen=True)
 class YarnScaling:
-    """Pairs that turn less than `slow` times in the original context are stretched by `factor`,
-    those that turn more than `fast` times kept, those between blended by their number."""
+    """YaRN: pairs that turn less than `slow` times in the original context are stretched by
+    `factor`. Pairs that turn more than `fast` times are kept; pairs in between are blended by their
+    index."""
 
     factor: float
     fast: float
@@ -90,17 +93,17 @@ class YarnScaling:
 
 @dataclass(frozen=True)
 class Rope:
-    """Rules by which positions turn into angles."""
+    """Rules by which positions become angles."""
 
     theta: float
     scaling: Llama3Scaling | LinearScaling | YarnScaling | LongRope | None = None
     rotated: int | None = None
-    """Number of values of a head that are rotated, the first ones; None: all."""
+    """Number of a head's leading values that are rotated; None: all."""
     interleaved: bool = False
-    """Whether a pair's numbers are neighbours in the checkpoint; otherwise they are half of what is
-    rotated apart."""
+    """Whether a pair's numbers are neighbours in the checkpoint; otherwise their distance is half
+    of the rotated values."""
     magnitude: float = 1.0
-    """Factor on queries and keys, beside that of `scaling`."""
+    """Factor on queries and keys, in addition to the factor of `scaling`."""
 
 
 @dataclass(frozen=True)
@@ -108,9 +111,9 @@ class Frequencies:
     """Frequencies of the pairs of a head."""
 
     values: Tensor
-    """Angle per position, [head_dim / 2], float32; 0: such a pair does not turn."""
+    """Angle per position, [head_dim / 2], float32; 0 for pairs that are not rotated."""
     magnitudes: Tensor | None = None
-    """Factors on the numbers of each pair, [head_dim / 2], float32; None: 1."""
+    """Factor on the numbers of each pair, [head_dim / 2], float32; None: 1."""
 
     def to(self, device: torch.device) -> Frequencies:
         magnitudes = None if self.magnitudes is None else self.magnitudes.to(device)
@@ -141,8 +144,8 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> Frequencies:
 
 
 def pair_order(rope: Rope, head_dim: int) -> Tensor | None:
-    """Order [head_dim]: the number of a checkpoint's head at each place of ours, where the pair of
-    `i` is `i + head_dim / 2`; None: each at its own."""
+    """Order [head_dim]: for each place in a head here, the place in the checkpoint's head, so that
+    places `i` and `i + head_dim / 2` are a pair. None: the order is unchanged."""
     rotated = rope.rotated or head_dim
     if rotated == head_dim and not rope.interleaved:
         return None
@@ -157,7 +160,7 @@ def _yarn(frequencies: Tensor, scaling: YarnScaling, theta: float) -> Tensor:
     pairs = len(frequencies)
 
     def pair(turns: float) -> float:
-        """Number of the pair that turns so often in the original context."""
+        """Index of the pair that turns `turns` times in the original context."""
         wavelength = scaling.original_context_tokens / (turns * 2 * math.pi)
         return pairs * math.log(wavelength) / math.log(theta)
 
@@ -178,7 +181,8 @@ def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
 
 
 def in_order(rows: Tensor, order: Tensor) -> Tensor:
-    """Rows [heads x head_dim, ...] with each head's in the order of `pair_order`."""
+    """Rows [heads x head_dim, ...], with each head's rows in the order `order`, as from
+    `pair_order`."""
     heads = rows.reshape(-1, len(order), *rows.shape[1:])
     return heads.index_select(1, order.to(rows.device)).flatten(0, 1)
 
@@ -203,7 +207,7 @@ def angles_of(frequencies: Frequencies, positions: Tensor) -> Angles:
 
 @dataclass(frozen=True)
 class Rotation:
-    """cos and sin for `rotate`, [n, 1, head_dim]: the 1 stands for the heads.
+    """cos and sin for `rotate`, [n, 1, head_dim]; the 1 is the dimension of heads.
 
     Both halves of the last dimension hold the same angles; the sine of the first is negated, so
     that a rotation is one product with the vector and one with its halves exchanged.
@@ -234,8 +238,8 @@ class StoringStep(Protocol):
 
 
 def storing_step(pool: PagePool, layout: TokenLayout, angles: Angles) -> StoringStep:
-    """Work by the kernel where the pool is on an NVIDIA GPU, whose numbers of 16 bits it computes
-    in 32. The kernel leaves the padding page as it is, so that padding rows touch nothing."""
+    """Work by the kernel if the pool is on an NVIDIA GPU, else by torch. The kernel computes 16-bit
+    numbers in 32 bits, and never writes the padding page, so that padding rows change nothing."""
     if pool.data.is_cuda and torch.version.hip is None:
         if pool.shape.scales is not None:
             return QuantisingStep.of_step(pool, layout, angles)
@@ -270,8 +274,8 @@ class KernelStep:
 
 @dataclass(frozen=True)
 class QuantisingStep:
-    """Work for a pool of 8 bits, which the kernel does not write: see `StoringStep`. The kernel
-    writes to memory of the step, which is then stored in the pool as 8 bits."""
+    """Work for an 8-bit pool: see `StoringStep`. The kernel cannot write 8 bits, so it writes to
+    memory of the step, which is then converted and stored in the pool."""
 
     pool: PagePool
     angles: Angles
@@ -286,7 +290,7 @@ class QuantisingStep:
 
     @classmethod
     def of_step(cls, pool: PagePool, layout: TokenLayout, angles: Angles) -> QuantisingStep:
-        """Computes here what is the same in all layers."""
+        """Work for one step, with everything that all layers share computed once."""
         pages = layout.pages.long()
         is_padding = (pages < 0) | (pages >= pool.padding_page)
         own = torch.arange(len(pages), device=pages.device)
@@ -301,7 +305,8 @@ class QuantisingStep:
 
     def queries(self, layer: int, qkv: Tensor, head_norm: HeadNorm | None) -> Tensor:
         tokens, shape = len(qkv), self.pool.shape
-        # As a pool of one layer: a page of one token for each token, and padding.
+        # Memory in the form of a pool of one layer: one page of one token for each token, and a
+        # padding page.
         turned = qkv.new_empty((tokens + 1, 1, 2, 1, shape.kv_heads, shape.head_dim))
         queries = _by_kernel(qkv, head_norm, self.angles, turned, 0, self.places)
         # The padding page stays zero.
@@ -318,7 +323,7 @@ def _by_kernel(
     layer: int,
     places: tuple[Tensor, Tensor],
 ) -> Tensor:
-    # Registered where there is a GPU only.
+    # Imported only with a GPU, for which it registers operators.
     from sluice_kernels.triton import operators
 
     weight, eps = (head_norm.weight, head_norm.eps) if head_norm else (None, 0.0)
@@ -336,7 +341,7 @@ def rotate_and_store(
     layout: TokenLayout,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """qkv [n, heads + 2 x key heads, dim] → queries [n, heads, dim], keys and values [n, key heads,
-    dim]: views, the last dimension contiguous."""
+    dim], as views with a contiguous last dimension. Also stores keys and values."""
     kv_heads = pool.shape.kv_heads
     # Queries and keys are treated alike.
     turning, values = qkv.tensor_split((qkv.shape[1] - kv_heads,), dim=1)

@@ -29,7 +29,7 @@ class MlpWeights:
     up: Tensor
     down: Tensor
     biases: tuple[Tensor | None, Tensor | None] = (None, None)
-    """Biases of gate and up joined, and of down; only experts have some."""
+    """Biases of gate and up, joined, and of down; only experts may have biases."""
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,15 @@ class ExpertsWeights:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """Weights of one layer. A part, attention or feed-forward, has a norm of its input, one of its
-    output before that is added to the residual stream (`_post_`), or both."""
+    """Weights of one layer. Each part, attention or feed-forward, has a norm of its input, or of
+    its output before this is added to the residual stream (`_post_`), or both."""
 
     attention_norm: Tensor | None
     query: Tensor
     key: Tensor
     value: Tensor
     qkv_biases: tuple[Tensor, ...] | None
-    """Biases of query, key and value; None where the variant has none."""
+    """Biases of query, key and value; None: there are none."""
     head_norms: tuple[Tensor, Tensor] | None
     """Norms [d] for each query head and [d] for each key head; None where the variant has none."""
     output: Tensor
@@ -69,14 +69,14 @@ class LayerWeights:
     attention_post_norm: Tensor | None = None
     mlp_post_norm: Tensor | None = None
     output_bias: Tensor | None = None
-    """Bias [h], on one rank only if there are several, which add their products up."""
+    """Bias [h]. Of several ranks only one has it, because their products are summed."""
     sinks: Tensor | None = None
     """Attention sinks [heads]; see `AttentionRule`."""
 
 
 @dataclass(frozen=True)
 class LayerShape:
-    """Properties that all layers have in common. Heads are those of this rank."""
+    """Properties that all layers share. Numbers of heads are this rank's."""
 
     heads: int
     kv_heads: int
@@ -97,7 +97,7 @@ class LayerShape:
     activation: Activation | None = None
     """Activation of gate and up; None: the backend's, `silu_and_multiply`."""
     rule: AttentionRule | None = None
-    """Rule of attention, with sinks by layer; None: layers attend as in most models."""
+    """Rule of attention, with sinks by layer; None: plain causal attention."""
     windows: frozenset[int] = frozenset()
     """Layers that have the rule's window."""
 
@@ -110,7 +110,7 @@ class PagedStep:
     layout: TokenLayout
     angles: Angles
     window_angles: Angles | None = None
-    """Angles in layers that have a window; None: the same as in others."""
+    """Angles in layers with a window; None: equal in all layers."""
 
 
 class LayerStack(Protocol):
@@ -122,6 +122,6 @@ class LayerStack(Protocol):
         ...
 
     def part(self, first: int, end: int) -> Self:
-        """A stack of the layers [first, end) only, which shares their weights. Parts computed one
-        after the other compute what the whole does."""
+        """A stack of only the layers [first, end), which shares their weights. Computing parts in
+        succession gives the result of the whole."""
         ...

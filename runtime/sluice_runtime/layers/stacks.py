@@ -2,9 +2,9 @@
 
 `PlainStack` computes one operator after the other; each operator shares its work among all threads.
 
-`ShardedStack` computes all layers in one call of the kernels, every thread with a shard of each
-matrix. A thread has heads and a part of the feed-forward part of its own: tensor parallelism, as
-Megatron-LM does it over GPUs. So threads meet four times a layer, and Python is left out of it.
+`ShardedStack` computes all layers in one call of the kernels; every thread has a shard of each
+matrix. A thread has its own heads and its own slice of the feed-forward part: tensor parallelism,
+as in Megatron-LM across GPUs. So threads synchronise four times a layer, without Python.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Operators:
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     """x [n, h], weight [h], eps → [n, h]."""
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
-    """x, delta [n, h], weight [h], eps → [n, h], the norm of what x becomes: x + delta."""
+    """x, delta [n, h], weight [h], eps → [n, h], the norm of x + delta, which x becomes."""
     silu_and_multiply: Callable[[Tensor], Tensor]
     """[n, 2 x width], gate first → [n, width]."""
     attention: Callable[[PagePool, TokenLayout, Angles], Attention]
     linear: Multiply = linear
     attention_by: Callable[[PagePool, TokenLayout, Angles, AttentionRule], Attention] | None = None
-    """Attention by a rule; None: there is none, and no model with rules comes here."""
+    """Attention by a rule; None: not supported, so the backend gets no model with rules."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,8 @@ class PlainStack:
             normed = self._entering(x, delta, layer.attention_norm)
             delta = self._attend(layer, normed, attention_of(layer.index))
             delta = self._leaving(delta, layer.attention_post_norm)
-            # Of both parts: attention's is freed before the other one computes.
+            # `normed` serves both parts, so attention's input is freed before the feed-forward part
+            # runs.
             normed = self._entering(x, delta, layer.mlp_norm)
             delta = self._leaving(layer.mlp(normed), layer.mlp_post_norm)
         return x if delta is None else x.add_(delta)
@@ -135,8 +136,8 @@ class FusedLayer(PlainStack):
     """The layer of an EAGLE-3 head, whose queries, keys and values are made of two inputs."""
 
     def fuse(self, embedded: Tensor, x: Tensor, norm: Tensor, step: PagedStep) -> Tensor:
-        """Value of `x` plus what the layer adds to it, in place: [n, h], [n, h] → [n, h]. `norm`:
-        of `x`, besides the layer's own norm, which is that of `embedded`."""
+        """`x` plus what the layer adds to it, in place: [n, h], [n, h] → [n, h]. `norm`: weights of
+        the norm of `x`; the layer's own norm is for `embedded`."""
         (layer,) = self._layers
         attention = self._operators.attention(step.pool, step.layout, step.angles)
         own = self._entering(embedded, None, layer.attention_norm)
@@ -206,7 +207,8 @@ def _whole_normed(qkv: Linear, norms: tuple[Tensor, Tensor] | None, shape: Layer
 
 
 def _summed(multiply: Linear, group: Group) -> Linear:
-    """A product whose inputs are divided among the ranks: each gets the sum of theirs."""
+    """A product whose inputs are divided among the ranks; each rank gets the sum of all ranks'
+    products."""
     if group.size == 1:
         return multiply
     return lambda x: group.sum(multiply(x))
@@ -289,7 +291,7 @@ class ShardedStack:
 
 
 def _shards(weights: LayerWeights, shards: int) -> Iterator[Tensor]:
-    """Matrices qkv, output, gate and up, down: of the first shard, then of the second. If a
+    """Matrices qkv, output, gate and up, down of the first shard, then of the next. If a
     feed-forward part is narrower than `shards`, some shards have nothing of it."""
 
     def rows(*matrices: Tensor) -> Tensor:

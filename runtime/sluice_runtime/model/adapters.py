@@ -1,7 +1,7 @@
 """Reads a LoRA adapter in PEFT's format: adapter_config.json and adapter_model.safetensors.
 
-It takes low-rank pairs of the projections of attention and feed-forward part. Anything else that an
-adapter may have changes what it computes, and is refused by its key. The format:
+Low-rank pairs for the projections of attention and feed-forward part are supported. Everything else
+in an adapter would change its results, and is refused by its key. Format:
 https://huggingface.co/docs/peft/main/en/developer_guides/checkpoint. Knows no request.
 """
 
@@ -41,7 +41,7 @@ FIELDS: Final[Mapping[str, tuple[tuple[str, ...], Split]]] = {
     "mlp.gate_up_proj": (("gate", "up"), Split.ROWS),
     "mlp.down_proj": (("down",), Split.COLUMNS),
 }
-"""Fields of `LayerWeights`, one below the other, and their division among ranks, by the name in
+"""Fields of `LayerWeights`, stacked by outputs, and their division among ranks, by their name in
 checkpoints."""
 _TURNING: Final = ("query", "key")
 
@@ -63,7 +63,8 @@ FEATURES: Final[tuple[tuple[str, tuple[object, ...]], ...]] = (
     ("rank_pattern", ({},)),
     ("alpha_pattern", ({},)),
 )
-"""Keys that change what an adapter computes, with the implemented values; None always is one."""
+"""Keys that change what an adapter computes, with the values that are implemented; None is always
+allowed."""
 
 _NAME: Final = re.compile(
     r"base_model\.model\.model\.layers\.(?P<layer>\d+)\."
@@ -75,7 +76,7 @@ _BLOCK_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter that was read: this rank's part, in the host's memory."""
+    """This rank's part of a loaded adapter, in host memory."""
 
     rank: int
     pairs: Mapping[Place, Pair]
@@ -94,7 +95,7 @@ def adapter_folder(uri: str) -> Path:
     """The folder behind a plain path or `file:///path`.
 
     Raises:
-        ModelLoadError: it is no folder, or another kind of URI.
+        ModelLoadError: the URI is of another kind, or names no folder.
     """
     scheme, separator, rest = uri.partition("://")
     folder = Path(rest if separator else uri)
@@ -125,7 +126,7 @@ def adapter_key(name: str, folder: Path) -> str:
 
 
 def read_adapter_config(folder: Path) -> AdapterConfig:
-    """adapter_config.json.
+    """Reads adapter_config.json.
 
     Raises:
         ModelLoadError: names the key, its value and what is allowed.
@@ -185,13 +186,14 @@ def _pairs(
                 rows = in_order(rows, bank.head_order)
             pair = _part(Pair(a, rows), split, shard, bank)
             if not all(bool(factor.isfinite().all()) for factor in pair):
-                # Not even a product with zero would keep it out of the other rows of a step.
+                # Multiplied by zero it would still be NaN, and would reach other rows of a step.
                 raise ModelLoadError(f"adapters: {path}: tensor {name} or its B is not finite")
             yield place, pair
 
 
 def _part(whole: Pair, split: Split, shard: Shard, bank: AdapterBank) -> Pair:
-    """Part of a rank: of a matrix divided by its outputs it has all of A, otherwise all of B."""
+    """A rank's part of a pair: for a matrix divided by outputs it has all of A, otherwise all of
+    B."""
     by_rows = split is Split.ROWS
     part_a = shard.part(tuple(whole.a.shape), Split.NONE if by_rows else Split.COLUMNS)
     part_b = shard.part(tuple(whole.b.shape), Split.ROWS if by_rows else Split.NONE)
@@ -227,7 +229,7 @@ def _whole_shapes(
 
 
 def _read(path: Path, file: Any, name: str, shape: tuple[int, int]) -> Tensor:
-    """Tensor of that shape, in float32."""
+    """Reads a tensor, which must have `shape`, as float32."""
     tensor: Tensor = file.get_tensor(name)
     if tuple(tensor.shape) != shape:
         raise ModelLoadError(

@@ -1,7 +1,7 @@
 """Renders chat messages to a prompt, by the model's own Jinja template.
 
-Templates come with the weights, so they run in a sandbox: that of transformers, whose filters,
-globals and variables they were written for. Imports no torch.
+Templates come with the weights and are not trusted, so they run in transformers' sandbox. They were
+written for its filters, globals and variables. Imports no torch.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class _GenerationTag(Extension):
 
 
 class _Dict:
-    """`dict` of a template, which has no other attributes of the type."""
+    """Replacement for `dict` in templates: a call and `fromkeys`, without other attributes of the
+    type."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -72,7 +73,8 @@ class _Dict:
 
 
 class _Namespace(Namespace):
-    """`namespace` of a template; refuses names that lead to Python's internals."""
+    """Replacement for `namespace` in templates, which refuses names that lead to Python's
+    internals."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         own, *values = args
@@ -92,7 +94,7 @@ def _refuse_private(name: object) -> None:
 
 
 class _Refusal(jinja2.TemplateError):
-    """A template's own refusal of what it is given."""
+    """Raised by a template that refuses its input."""
 
 
 def _refuse(message: str) -> NoReturn:
@@ -112,7 +114,7 @@ def _to_json(
 
 
 _CONTINUED: Final = "<<where the answer goes on>>"
-"""Marker behind the content of a message that is continued, while it is rendered."""
+"""Marker put after the content of a message to be continued, only for rendering."""
 
 _PROBE_NAME: Final = "probed_function"
 _PROBE_USER: Final = {"role": "user", "content": "a"}
@@ -127,7 +129,7 @@ _PROBE_TOOL: Final[Message] = {
 
 
 def _probe_calls(count: int) -> list[Message]:
-    """A turn with so many calls, and their results."""
+    """An assistant's turn with `count` tool calls, and their results."""
     function = {"name": _PROBE_NAME, "arguments": {"c": "probed value"}}
     ids = [f"probe000{number}" for number in range(count)]
     calls = [{"id": call_id, "type": "function", "function": function} for call_id in ids]
@@ -145,9 +147,10 @@ class ChatTemplate:
     template: jinja2.Template
     special_tokens: Mapping[str, str]
     source: str
-    """Source text of the template, by which a model family is recognised."""
+    """Source text of the template; it identifies the model family."""
     options: frozenset[str] = frozenset()
-    """Other variables that the template reads, which a request may set: `enable_thinking`, say."""
+    """Other variables that the template reads and that a request may set, such as
+    `enable_thinking`."""
     tool_use: ChatTemplate | None = None
     """Template for conversations with tools, where the model has a separate one."""
 
@@ -168,13 +171,14 @@ class ChatTemplate:
         return one is not None and two is None
 
     def hidden(self, *, with_tools: bool) -> frozenset[str]:
-        """Parts of a conversation, with or without tools, that the template accepts but never
-        shows, as far as a trial shows: turns of a role, or `calls`."""
+        """Parts of a conversation that the template accepts but leaves out of the prompt, found by
+        trial: roles whose turns are hidden, or `calls`. `with_tools`: whether the conversation has
+        tools."""
         return self._hidden[with_tools]
 
     @cached_property
     def _hidden(self) -> tuple[frozenset[str], frozenset[str]]:
-        """Hidden parts without tools, and with some."""
+        """Hidden parts of conversations without tools, then with tools."""
         return self._hidden_beside(None), self._hidden_beside([_PROBE_TOOL])
 
     def _hidden_beside(self, tools: Sequence[Message] | None) -> frozenset[str]:
@@ -192,7 +196,7 @@ class ChatTemplate:
     def _tried(
         self, messages: Sequence[Message], tools: Sequence[Message] | None = None
     ) -> str | None:
-        """The prompt of a trial; None where the template refuses the messages."""
+        """The prompt that a trial renders; None if the template refuses the messages."""
         try:
             return self.render(messages, tools, unix_seconds=0.0)
         except (TemplateRefusedError, TemplateFailedError):
@@ -212,15 +216,15 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continues_final: bool = False,
     ) -> str:
-        """The prompt, ending where the assistant's answer begins. `tools` are OpenAI's objects,
-        `options` the request's values of some of the template's; others it does not read.
-        `unix_seconds`: the time that a template may write. `continues_final`: the prompt ends
-        within the last message, behind its content.
+        """The prompt, which ends where the assistant's answer begins. `tools`: as in OpenAI's API.
+        `options`: the request's values for the template's options; unknown ones are ignored.
+        `unix_seconds`: time that the template may write. `continues_final`: the prompt ends in the
+        last message, after its content.
 
         Raises:
             TemplateRefusedError: the template refuses these messages.
             TemplateFailedError: the template cannot be evaluated.
-            InvalidRequestError: an option is the server's, or the template fails with it.
+            InvalidRequestError: an option belongs to the server, or makes the template fail.
         """
         read = self._read(options or {})
         if continues_final:
@@ -255,7 +259,7 @@ class ChatTemplate:
             raise TemplateRefusedError(
                 f"{field}: the model's chat template refuses them: {error}", "messages"
             ) from None
-        except Exception as error:  # a template may do anything that Python does
+        except Exception as error:  # a template can raise any exception
             why = f"{type(error).__name__}: {error}"
         if options:
             self._evaluated(variables, {})  # raises where the options are not at fault
@@ -293,7 +297,8 @@ def _with_thinking(message: Message) -> Message:
 
 
 def load_chat_template(files: ModelFiles) -> ChatTemplate | None:
-    """The model's template, None when it has none; with the one for tools, if that is another.
+    """The model's chat template, with its separate template for tools if there is one; None if the
+    model has no template.
 
     Raises:
         ModelLoadError: a template cannot be read or compiled; names the file.
@@ -313,8 +318,8 @@ def load_chat_template(files: ModelFiles) -> ChatTemplate | None:
 
 
 def _sources(folder: Path, config: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Templates by name, each with its file: chat_template.jinja and the folder next to it,
-    otherwise those of tokenizer_config.json, otherwise those of chat_template.json."""
+    """Templates by name, each with its file: from chat_template.jinja and the folder next to it,
+    else from tokenizer_config.json, else from chat_template.json."""
     paths = {_DEFAULT_NAME: folder / "chat_template.jinja"} | {
         path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))
     }
@@ -335,7 +340,7 @@ def _text(path: Path) -> str:
 
 
 def _by_name(value: object, origin: str) -> dict[str, str]:
-    """Templates by name in a file, which has none, one text, or a list of names and texts."""
+    """Templates by name, from a file's value: null, one text, or a list of names and texts."""
     if value is None:
         return {}
     if isinstance(value, str):
@@ -356,10 +361,11 @@ def _by_name(value: object, origin: str) -> dict[str, str]:
 def compiled_template(
     source: str, config: Mapping[str, Any], origin: str, tool_use: ChatTemplate | None = None
 ) -> ChatTemplate:
-    """The template with this text. `config`: tokenizer_config.json; `origin`: the file it is from.
+    """Compiles a template's text. `config`: tokenizer_config.json; `origin`: file of the text, for
+    messages.
 
     Raises:
-        ModelLoadError: it cannot be compiled.
+        ModelLoadError: the text cannot be compiled.
     """
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True,

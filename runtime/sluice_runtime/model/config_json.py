@@ -26,7 +26,7 @@ def whole_number(config: Config, key: str, default: int | None = None) -> int:
 
 
 def positive_number(config: Config, key: str, why: str = "") -> float:
-    """Number at `key`; `why`: what is said of one that is not allowed."""
+    """Number above 0 at `key`; `why`: text that follows what is allowed in a refusal."""
     value = config.get(key)
     if isinstance(value, int | float) and value is not True and 0 < value < math.inf:
         return float(value)
@@ -34,7 +34,7 @@ def positive_number(config: Config, key: str, why: str = "") -> float:
 
 
 def object_of(config: Config, key: str) -> Config | None:
-    """Object under this key; None: it is null or missing."""
+    """Object at `key`; None: it is null or missing."""
     value = config.get(key)
     if not isinstance(value, Mapping | None):
         raise refused(key, value, "an object")

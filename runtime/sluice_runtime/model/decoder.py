@@ -25,7 +25,8 @@ from sluice_runtime.parallel.group import SOLO, Group
 
 @dataclass(frozen=True)
 class Decoder:
-    """A loaded model: `hidden` for every token of a step, `logits` only where one is sampled."""
+    """A loaded model. `hidden` computes every token of a step, `logits` only positions where a
+    token is sampled."""
 
     spec: ModelSpec
     embedding: Tensor
@@ -39,13 +40,13 @@ class Decoder:
     group: Group = SOLO
     """Ranks that compute the model together: all call `hidden` and `logits`."""
     adapters: AdapterBank | None = None
-    """Bank of the adapters that may be added to its matrices; None: it takes no adapters."""
+    """Bank of the adapters that may be added to the matrices; None: the model takes no adapters."""
     kv_scales: KvScales | None = None
-    """Scales of keys and values in a pool of 8 bits; None: its pool has `dtype`."""
+    """Scales of keys and values in an 8-bit pool; None: the pool has `dtype`."""
     window_frequencies: Frequencies | None = None
-    """Frequencies in layers that have a window; None: the same as in others."""
+    """Frequencies in layers with a window; None: equal in all layers."""
     embedding_scale: Tensor | None = None
-    """Factor [] on the embeddings, in their type; None: 1."""
+    """Factor on the embeddings, a scalar tensor of their type; None: 1."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -104,8 +105,8 @@ class Decoder:
         return embedded if self.embedding_scale is None else embedded.mul_(self.embedding_scale)
 
     def _embedded(self, token_ids: Tensor) -> Tensor:
-        """Embeddings without their scale. A rank has those of its own tokens, and gets the others
-        from the sum, where they are zero on all ranks but one."""
+        """Embeddings without their scale. Each rank has part of the vocabulary and uses zeros for
+        other tokens, so the ranks' sum has all embeddings."""
         if self.group.size == 1:
             return F.embedding(token_ids, self.embedding)
         own = token_ids - self.group.rank * self._share
@@ -119,9 +120,9 @@ class Decoder:
             return logits
         padded = F.pad(logits, (0, self._share - logits.shape[1]))
         joined = self.group.join(padded)[:, : self.spec.vocabulary_size]
-        return joined.contiguous()  # sampling writes into flat views of it
+        return joined.contiguous()  # contiguous, because sampling writes into flat views
 
     @property
     def _share(self) -> int:
-        """Number of tokens of the vocabulary that every rank has, except the last ones."""
+        """Number of vocabulary tokens on each rank; the last ranks may have fewer."""
         return -(-self.spec.vocabulary_size // self.group.size)

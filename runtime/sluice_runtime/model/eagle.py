@@ -1,14 +1,15 @@
 """EAGLE-3 heads in the hub's format: how a head computes, and how it is read.
 
-A head is one layer that proposes tokens from what the model has computed. At a position it takes
-the hidden states that enter three layers of the model there, concatenates them, and makes one of
-the head's size of them (`fc`). Its queries, keys and values come from that and from the embedding
-of the token after the position, both normed. What the layer adds to `fc`'s state is the head's own
-hidden state. After norm and output layer that proposes the token after the next. Where the model
-has not computed yet, the head's own hidden state of the position before replaces the model's.
+A head is one layer that proposes tokens from the model's hidden states. At each position it
+concatenates the inputs of three of the model's layers, and `fc` projects them to one state of the
+head's size. The layer's queries, keys and values are computed from this state and from the
+embedding of the next token, both normed. The state plus the layer's output is the head's hidden
+state; its norm and the output layer propose the token after the next. Where the model has not
+computed yet, the head's hidden state of the previous position replaces `fc`'s.
 
-Its output layer knows the most frequent tokens only; `d2t` is how much larger each number is in the
-model's vocabulary. Maths: Li et al., EAGLE-3 (2025), and the authors' cnets.py.
+The head's vocabulary is the most frequent tokens only; `d2t` is the difference from a token's id
+there to its id in the model's vocabulary. Maths: Li et al., EAGLE-3 (2025), and the authors'
+cnets.py.
 
 Knows one device and no request.
 """
@@ -51,7 +52,8 @@ TAPS: Final = 3
 _IDS: Final = "eagle_aux_hidden_state_layer_ids"
 _EMBEDDING: Final = "embed_tokens"
 _MAPS: Final = ("d2t", "t2d")
-"""Names of tensors that map one vocabulary to the other; each follows from the other one."""
+"""Names of the tensors that map one vocabulary to the other; each can be computed from the
+other."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ class HeadSpec:
 
     @property
     def other_values(self) -> int:
-        """Number of weight values besides those of a decoder."""
+        """Number of the head's weight values that an ordinary decoder of one layer does not
+        have."""
         layer, target = self.layer, self.target
         outputs = (layer.heads + 2 * layer.kv_heads) * layer.head_dim
         values = (outputs + TAPS * target.hidden_size + 1) * layer.hidden_size
@@ -124,8 +127,8 @@ def _refuse_others(keys: Mapping[str, tuple[object, object, str]]) -> None:
 
 
 def _taps(config: Config, layers: int) -> tuple[int, ...]:
-    """The head's taps. Its config.json counts the layers that states leave; taps count those that
-    they enter."""
+    """The head's taps, ascending. config.json names the layers whose outputs are tapped; taps name
+    the layers that get these outputs as inputs, one higher."""
     eagle: Mapping[str, Any] = config.get("eagle_config") or {}
     if eagle.get("use_aux_hidden_state") is False:
         raise refused("eagle_config.use_aux_hidden_state", False, "true, as EAGLE-3 has it")
@@ -180,9 +183,9 @@ class EagleHead:
         pool: PagePool,
         layout: TokenLayout,
     ) -> Tensor:
-        """Hidden states [n, h] of the head, from `before` [n, h], which may be changed. `before` is
-        what `fc` makes of the model's states there, or the head's own of the position before.
-        next_ids: [n] the token after each."""
+        """Hidden states [n, h] of the head. before: [n, h] outputs of `fc`, or the head's hidden
+        states of the previous positions; may be changed. next_ids: [n] the token after each
+        position."""
         step = PagedStep(pool, layout, angles_of(self.frequencies, positions))
         embedded = F.embedding(next_ids, self.embedding)
         return self.layer.fuse(embedded, before, self.hidden_norm, step)
@@ -202,7 +205,7 @@ class EagleHead:
 def load_head(
     spec: HeadSpec, model: Decoder, device: torch.device, backend: AttentionBackend = "auto"
 ) -> EagleHead:
-    """The head of `model`, in its type.
+    """Loads the head of `model`, in the model's dtype.
 
     Raises:
         ModelLoadError: one line with file, tensor and shapes.

@@ -1,6 +1,6 @@
 """Finds a model's files and reads its JSON: config, generation config.
 
-Serves both processes, so it imports no torch. Knows where files are, not what the weights mean.
+Used by both processes, so it imports no torch. Knows where files are, not what the weights mean.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ DUMMIES: Final[Mapping[str, Mapping[str, Any]]] = {
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """A model as it lies on disk. `folder` is None for random weights."""
+    """A model's files on disk. `folder` is None for random weights."""
 
     uri: str
     folder: Path | None
@@ -135,7 +135,8 @@ class ModelFiles:
         `tokenizer.end_token_ids` adds the tokenizer's own.
 
         Raises:
-            ModelLoadError: a value is no token id and no list of them; names the file and the key.
+            ModelLoadError: a value is neither a token id nor a list of token ids; names the file
+                and the key.
         """
         text = self.config.get("text_config")
         text_part = text if isinstance(text, Mapping) else {}
@@ -169,7 +170,7 @@ def resolve_model(model: ModelRef) -> ModelFiles:
     """The model that a configuration names.
 
     Raises:
-        InvalidConfigError: a revision of what has none.
+        InvalidConfigError: a revision is given for a model without revisions.
         ModelLoadError: see `resolve`.
     """
     files = resolve(model.uri)
@@ -180,7 +181,7 @@ def resolve_model(model: ModelRef) -> ModelFiles:
 
 
 def resolve_draft(settings: EngineSettings) -> ModelFiles | None:
-    """The draft model of a configuration; None: no model drafts.
+    """The draft model of a configuration; None: there is none.
 
     Raises:
         ModelLoadError: see `resolve`.
@@ -192,13 +193,13 @@ def resolve_draft(settings: EngineSettings) -> ModelFiles | None:
 
 
 def drafts_with_head(settings: EngineSettings) -> bool:
-    """Whether a head of the model drafts, and not a model of its own."""
+    """Whether drafts come from a draft head instead of a draft model."""
     return settings.speculation is not None and settings.speculation.method == "Eagle"
 
 
 @contextmanager
 def of_draft() -> Iterator[None]:
-    """Reports flaws of files that are read inside under the draft model's key."""
+    """Makes errors about files that are read in this context name the draft model's key."""
     try:
         yield
     except ModelLoadError as error:
@@ -255,7 +256,7 @@ def _config(folder: Path, key: str) -> Mapping[str, Any]:
 
 
 def _token_ids(place: str, values: Mapping[str, Any]) -> tuple[int, ...]:
-    """The ids of `eos_token_id`; none where it is null or missing."""
+    """The ids of `eos_token_id`; empty if it is null or missing."""
     value = values.get("eos_token_id")
     token_ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(token_id) is int for token_id in token_ids):
@@ -266,7 +267,8 @@ def _token_ids(place: str, values: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _modelopt(folder: Path, key: str) -> Mapping[str, Any]:
-    """Quantisation that ModelOpt writes next to config.json, in the form of formats inside it."""
+    """Quantisation settings from ModelOpt's file next to config.json, in the form that config.json
+    has for other formats."""
     path = folder / "hf_quant_config.json"
     written = read_json(path, key).get("quantization") if path.exists() else None
     if not isinstance(written, dict) or written.get("quant_algo") is None:

@@ -1,7 +1,7 @@
-"""Scales of keys and values that a checkpoint was calibrated with, for pages of 8 bits.
+"""Reads a checkpoint's calibrated scales of keys and values, for 8-bit pages.
 
-Calibration leaves one number for all heads of a layer, or one a head, under the names of those who
-write such checkpoints. A checkpoint without any was not calibrated: its scales are 1.
+Calibration stores one number for all heads of a layer, or one for each head; names differ between
+tools. A checkpoint without scales was not calibrated, so its scales are 1.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from sluice_runtime.model.weights import Checkpoint
 
 KEYS: Final = ("k_scale", "k_proj.k_scale", "k_proj.output_scale", "kv_scale")
 VALUES: Final = ("v_scale", "v_proj.v_scale", "v_proj.output_scale", "kv_scale")
-"""Names of scales below a layer's `self_attn`: of compressed-tensors, of ModelOpt, and earlier
-names in vLLM."""
+"""Names of scales below a layer's `self_attn`, from compressed-tensors, ModelOpt and earlier
+versions of vLLM."""
 
 _log = logging.getLogger("sluice.engine")
 
@@ -32,7 +32,7 @@ def kv_scales(spec: ModelSpec, checkpoint: Checkpoint | None, shard: Shard) -> K
     """Scales of the key heads of `shard`. `checkpoint`: None where weights are random.
 
     Raises:
-        ModelLoadError: some layers have scales and others not, or one cannot be a scale.
+        ModelLoadError: only some layers have scales, or a value cannot be a scale.
     """
     names = list(_names(spec, checkpoint)) if checkpoint else []
     stored = [name for pair in names for name in pair if name is not None]

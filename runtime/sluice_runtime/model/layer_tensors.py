@@ -1,6 +1,6 @@
-"""Tensors by their names in checkpoints: reads this rank's part of each.
+"""Reads this rank's part of tensors, by their names in checkpoints.
 
-Knows no layer: which tensors a layer has, a `Family` says.
+Knows no layer; a `Family` says which tensors a layer has.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ SPLITS: Final[Mapping[str, Split]] = {
     "fc": Split.NONE,
 }
 """Division of matrices by the last part of their names, as in Megatron-LM. A rank has whole heads,
-a share of the feed-forward part (of each expert too), and a share of the vocabulary. Every rank has
-norms and routers whole."""
+a share of the feed-forward part (or of each expert), and a share of the vocabulary. Every rank has
+all of the norms and routers."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ WHOLE_ON_CPU: Final = Placement()
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads tensors of one model from a checkpoint, as one type, to one place."""
+    """Reads a model's tensors from a checkpoint, in one type, to one device."""
 
     spec: ModelSpec
     weights: WeightSource
@@ -86,8 +86,8 @@ class Reader:
         return self._read(name, (out, width), SPLITS[name.rpartition(".")[2]])
 
     def fused(self, name: str, outs: Sequence[int], width: int) -> Iterator[Tensor]:
-        """Matrices [out, width] that are one in the checkpoint, one below the other: this rank's
-        part of each."""
+        """This rank's part of each of several matrices [out, width], which the checkpoint stores as
+        one, stacked by outputs."""
         whole, begin = (sum(outs), width), 0
         for out in outs:
             own = self.placement.shard.part((out, width), Split.ROWS)
@@ -96,12 +96,12 @@ class Reader:
             begin += out
 
     def row_norm(self, name: str, size: int) -> Tensor:
-        """Weights [size] of a norm over what all ranks have: this rank's part."""
+        """This rank's part of the weights [size] of a norm over the values of all ranks."""
         return self._read(name, (size,), Split.ROWS)
 
     def bias(self, name: str, size: int) -> Tensor:
-        """Bias [size] of the matrix of that name: this rank's part. Where ranks add their products
-        up, the first one has all of it."""
+        """This rank's part of the bias [size] of the matrix `name`. If the ranks' products are
+        summed, the first rank has the whole bias and others have none."""
         split = SPLITS[name.rpartition(".")[2]]
         if split is Split.COLUMNS:
             return self._added(self._read(name, (size,), Split.NONE, "bias"))
@@ -112,18 +112,19 @@ class Reader:
         return self._read(name, (heads,), Split.ROWS, "sinks")
 
     def stack(self, name: str, shape: Shape, dim: int) -> Tensor:
-        """A tensor that has something of each expert: this rank's part, along `dim`."""
+        """This rank's part, along `dim`, of a tensor that stacks all experts."""
         return self.weights.read(name, self.placement.shard.along(shape, dim), self.dtype)
 
     def stack_bias(self, name: str, shape: Shape) -> Tensor:
-        """Biases [experts, out] of products that ranks add up: the first one has all of them."""
+        """Biases [experts, out] of products that are summed over ranks: the first rank has them
+        whole."""
         whole = self.placement.shard.part(shape, Split.NONE)
         return self._added(self.weights.read(name, whole, self.dtype))
 
     def _added(self, bias: Tensor) -> Tensor:
         if self.placement.group.rank == 0:
             return bias
-        self.weights.settle()  # nothing may write into its memory once it is free
+        self.weights.settle()  # no pending read may write into its memory after it is freed
         return torch.zeros_like(bias)
 
     def _read(self, name: str, shape: Shape, split: Split, kind: str = "weight") -> Tensor:
@@ -132,7 +133,7 @@ class Reader:
 
 
 def in_pair_order(layer: LayerWeights, spec: ModelSpec) -> LayerWeights:
-    """A layer as it was read, with queries and keys in the order of `pair_order`."""
+    """A layer with its queries and keys reordered by `pair_order`."""
     if (order := pair_order(spec.rope, spec.head_dim)) is None:
         return layer
 

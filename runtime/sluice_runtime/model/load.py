@@ -52,7 +52,7 @@ def load_model(
 ) -> Decoder:
     """Loads the model behind `files`, in `dtype` (`auto`: the checkpoint's).
 
-    `backend` is the value of `attentionBackend`; `on_read` is called with how far files are read.
+    `backend`: the value of `attentionBackend`; `on_read`: called with the bytes read so far.
 
     Raises:
         ModelLoadError: one line with file, tensor, shapes or the key of config.json.
@@ -91,7 +91,7 @@ def load_model(
 def weights_of(
     checkpoint: Checkpoint, placement: Placement, on_read: OnRead = unreported
 ) -> Iterator[WeightSource]:
-    """The tensors of a checkpoint, on the device of `placement`."""
+    """Source of a checkpoint's tensors, on the device of `placement`."""
     progress = LoadProgress(checkpoint.size_bytes, on_read)
     if placement.device.type == "cpu":
         read_ahead(checkpoint.paths, progress)
@@ -102,7 +102,7 @@ def weights_of(
 
 
 def check_division(spec: ModelSpec, ranks: int) -> None:
-    """Raises InvalidConfigError where so many ranks cannot share the layers evenly."""
+    """Raises InvalidConfigError if `ranks` ranks cannot share the layers evenly."""
     parts = spec.shared_sizes
     if any(part % ranks for part in parts.values()):
         sizes = [n for n in range(1, spec.kv_heads + 1) if not math.gcd(*parts.values()) % n]
@@ -112,7 +112,8 @@ def check_division(spec: ModelSpec, ranks: int) -> None:
 
 
 def build_decoder(reader: Reader, backend: Backend) -> Decoder:
-    """Reads every tensor, joins those that are multiplied together, checks that none is left."""
+    """Reads every tensor, joins matrices that are multiplied together, and checks that no tensor is
+    left."""
     spec, weights, device = reader.spec, reader.weights, reader.placement.device
     family = family_of(spec)
     vocabulary, hidden = spec.vocabulary_size, spec.hidden_size
@@ -148,7 +149,8 @@ def build_decoder(reader: Reader, backend: Backend) -> Decoder:
 
 
 def _layers(reader: Reader) -> Iterator[LayerWeights]:
-    """Layers, read one by one: matrices that are joined exist twice for one layer at a time."""
+    """Layers, read one by one, so that only one layer at a time has its joined matrices in memory
+    twice."""
     family = family_of(reader.spec)
     for index in range(reader.spec.layers):
         yield family.read_layer(reader, f"model.layers.{index}", reader.spec.hidden_size, index)

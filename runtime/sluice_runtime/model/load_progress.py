@@ -1,4 +1,5 @@
-"""Progress of reading weights: lines in the log, and reports to those who wait for the engine."""
+"""Reports the progress of reading weights: as lines in the log, and to those who wait for the
+engine."""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ logger = logging.getLogger("sluice.engine")
 
 
 def unreported(_read_bytes: int, _total_bytes: int) -> None:
-    """Does nothing: no one waits."""
+    """Does nothing; default for callers without reports."""
 
 
 class LoadProgress:
-    """Progress over `total_bytes` of files; a rank of several reads less. Reports come in the
-    thread that calls."""
+    """Progress over `total_bytes` of files; one of several ranks reads less. Reports are made in
+    the calling thread."""
 
     def __init__(
         self,
@@ -39,7 +40,7 @@ class LoadProgress:
         self._started = self._last_line = self._last_report = clock()
 
     def read(self, size: int) -> None:
-        """Counts so many bytes more in memory."""
+        """Counts `size` further bytes as read."""
         self._read_bytes += size
         now = self._clock()
         if now - self._last_report >= REPORT_SECONDS:

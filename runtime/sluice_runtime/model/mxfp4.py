@@ -1,9 +1,9 @@
 """Reads experts in MXFP4, as gpt-oss has them.
 
-Format: OCP Microscaling Formats (MX) 1.0. Of 32 inputs of an output each has 4 bits (e2m1), and all
-have one scale, a power of two (e8m0). A tensor [experts, in, out] is stored as NAME_blocks
-[experts, out, blocks, 16], the first number of a byte in its low bits, and NAME_scales [experts,
-out, blocks].
+Format: OCP Microscaling Formats (MX) 1.0. Each weight has 4 bits (e2m1); 32 inputs of an output
+share one scale, a power of two (e8m0). A tensor [experts, in, out] is stored as NAME_blocks
+[experts, out, blocks, 16], with the first number of a byte in its low bits, and NAME_scales
+[experts, out, blocks].
 """
 
 from __future__ import annotations

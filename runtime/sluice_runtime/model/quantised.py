@@ -1,11 +1,11 @@
-"""Quantised checkpoints: the formats that config.json may name, and how their matrices are read.
+"""Reads quantised checkpoints, in the formats that config.json may name.
 
-A matrix is dequantised while it is loaded, so layers do not know about quantisation. The files show
-which matrices are quantised: `modules_to_not_convert`, `ignore` and the like are not needed. Scales
-of activations are not read: activations have the engine's type. Scales of keys and values are read
-by `model.kv_scales`, where pages hold 8 bits.
+A matrix is dequantised while it is loaded, so layers do not know about quantisation. Tensor names
+show which matrices are quantised, so `modules_to_not_convert`, `ignore` and the like are not
+needed. Scales of activations are not read, because activations have the engine's type. If pages
+hold 8 bits, `model.kv_scales` reads the scales of keys and values.
 
-Shapes: out, in are those of the matrix [out, in], of which a rank reads a part.
+Shapes: `out` and `in` are of the whole matrix [out, in], of which a rank reads a part.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from sluice_runtime.model.shard import Part
 from sluice_runtime.model.weights import Checkpoint, WeightSource
 
 Fill = Callable[[Tensor], None]
-"""Function that writes a matrix into [out, in] of any float type, once its values have been
-read."""
+"""Function that writes a matrix into a tensor [out, in] of any float type; call it once the stored
+values have been read."""
 
 KEYS: Final = ("quantization_config", "compression_config")
 """Keys of config.json; the second one is the old name."""
@@ -36,7 +36,8 @@ UNUSED: Final = (
 )
 """Endings of tensors that are not read here: scales of activations, keys and values."""
 _CHUNK_ROWS: Final = 1024
-"""Outputs that are dequantised at once, which takes float32 memory and more for a moment."""
+"""Outputs that are dequantised at once, since that briefly takes more than their size in
+float32."""
 _INTS: Final = 8
 """Number of 4-bit numbers in an int32."""
 
@@ -46,11 +47,11 @@ class Format(Protocol):
 
     @property
     def tensor(self) -> str:
-        """Ending, after the name of `module`, of the tensor that holds the numbers."""
+        """Ending of the numbers' tensor name, after that of `module`."""
         ...
 
     def module(self, name: str) -> str:
-        """Module that a tensor belongs to; empty: it is never quantised."""
+        """Module that the tensor `name` belongs to; empty if it is never quantised."""
         ...
 
     def units(self, part: Part) -> tuple[int, ...]:
@@ -58,13 +59,14 @@ class Format(Protocol):
         ...
 
     def read(self, files: QuantisedWeights, name: str, part: Part) -> Fill:
-        """Begins to read a part in whole units."""
+        """Starts reading a part in whole units; returns the function that fills the matrix."""
         ...
 
 
 @dataclass(frozen=True)
 class Fp8:
-    """Numbers of 8 bits (e4m3), with one scale, one for each output, or one for each block."""
+    """8-bit numbers (e4m3) with a scale for the whole matrix, for each output, or for each
+    block."""
 
     block: tuple[int, int] | None = None
 
@@ -115,14 +117,14 @@ class Fp8:
 
 @dataclass(frozen=True)
 class Int4:
-    """Numbers of 4 bits, eight in an int32, transposed: [in, out]; groups of inputs share, for each
-    output, a scale and a zero."""
+    """4-bit numbers, eight in an int32, stored transposed: [in, out]. For each output, a group of
+    inputs shares a scale and a zero."""
 
     method: str
     packed_dim: int
     """Dimension of the stored [in, out] in which eight numbers are packed."""
     shifts: tuple[int, ...]
-    """Bit offsets in an int32 of eight consecutive numbers, and of eight zeros."""
+    """Bit offsets of eight consecutive numbers in an int32; also those of zeros."""
     group_size: int
     """Number of inputs of a group; -1: all inputs are one group."""
     zero_offset: int = 0
@@ -182,7 +184,8 @@ class Int4:
         return files.read_stored(stored, part, torch.int32)
 
     def _check_order(self, files: QuantisedWeights, name: str, group: int) -> None:
-        """Refuses act-order: GPTQ stores the group of each input, and they must be in order."""
+        """Refuses act-order: the group that GPTQ stores for each input must be in ascending
+        order."""
         stored = f"{name}.g_idx"
         if files.shape_of(stored) is None:
             return
@@ -227,7 +230,7 @@ class _Keys:
         return ModelLoadError(f"config.json: {path}: {value!r} is not allowed; allowed: {allowed}")
 
     def one_of(self, key: str, *allowed: Any) -> Any:
-        """Value of the key, which must be one of these."""
+        """Value of the key, which must be one of `allowed`."""
         value = self.values.get(key)
         if not any(value == choice and type(value) is type(choice) for choice in allowed):
             raise self.refused(key, value, " or ".join(map(_word, allowed)))
@@ -301,7 +304,7 @@ def _awq(keys: _Keys) -> Int4:
     keys.one_of("bits", 4)
     keys.one_of("version", None, "gemm", "GEMM")
     keys.one_of("zero_point", True)
-    # Eight outputs lie in the order 0, 2, 4, 6, 1, 3, 5, 7.
+    # Eight outputs are stored in the order 0, 2, 4, 6, 1, 3, 5, 7.
     return Int4("AWQ", 1, (0, 16, 4, 20, 8, 24, 12, 28), keys.group_size())
 
 
@@ -311,7 +314,7 @@ def _gptq(keys: _Keys) -> Int4:
     layout = keys.one_of("checkpoint_format", None, "gptq", "gptq_v2")
     keys.empty("dynamic")
     symmetric = keys.one_of("sym", None, True, False) is not False
-    # The first layout stores zeros less one.
+    # GPTQ's first layout stores zeros reduced by one.
     offset = 0 if layout == "gptq_v2" else 1
     return Int4("GPTQ", 0, tuple(range(0, 32, 4)), keys.group_size(), offset, symmetric)
 
@@ -329,7 +332,8 @@ names."""
 
 
 class QuantisedWeights:
-    """See `model.weights.WeightSource`: matrices of a checkpoint, dequantised in `settle`."""
+    """`model.weights.WeightSource` of a quantised checkpoint; matrices are dequantised in
+    `settle`."""
 
     def __init__(
         self,
@@ -363,12 +367,12 @@ class QuantisedWeights:
             return False
         stored_as = f"{module}{self._format.tensor}"
         stored = self._checkpoint.stored(stored_as)
-        if stored is None:  # neither: what is missed is the quantised one
+        if stored is None:  # neither is there: the message names the quantised tensor
             return self._checkpoint.stored(name) is None
         return stored_as != name or stored.dtype == "F8_E4M3"
 
     def read_stored(self, name: str, part: Part, dtype: torch.dtype) -> Tensor:
-        """Reads a tensor as the checkpoint has it: see `read`."""
+        """Reads a tensor as it is stored: see `read`."""
         return self._source.read(name, part, dtype)
 
     def read_small(self, name: str) -> Tensor:
@@ -399,14 +403,14 @@ class QuantisedWeights:
 
 
 def _covering(part: Part, unit: int) -> Part:
-    """The least part in whole units that covers the given one."""
+    """The smallest part in whole units that covers `part`."""
     begin = part.begin // unit * unit
     end = min(-(-(part.begin + part.length) // unit) * unit, part.whole[part.dim])
     return replace(part, begin=begin, length=max(0, end - begin))
 
 
 def _stored(part: Part, units: tuple[int, int], transposed: bool = False) -> Part:
-    """Corresponding part of a tensor that has one value for so many outputs and inputs."""
+    """Corresponding part of a tensor with one value for each unit of `units` outputs and inputs."""
     whole = tuple(-(-size // unit) for size, unit in zip(part.whole, units, strict=True))
     unit = units[part.dim]
     begin, length = part.begin // unit, -(-part.length // unit)
@@ -422,7 +426,7 @@ def _chunks(rows: int, unit: int) -> Iterator[slice]:
 
 
 def _unpacked(packed: Tensor, dim: int, shifts: tuple[int, ...]) -> Tensor:
-    """Unpacks int32: eight numbers for each one of `packed` along `dim`."""
+    """Unpacks int32: each element of `packed` becomes eight numbers along `dim`."""
     places = torch.tensor(shifts, dtype=torch.int32, device=packed.device)
     places = places.view(-1, *(1,) * (packed.ndim - 1 - dim))
     return ((packed.unsqueeze(dim + 1) >> places) & 15).flatten(dim, dim + 1)

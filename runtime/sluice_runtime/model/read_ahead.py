@@ -1,7 +1,7 @@
 """Reads files into the page cache, several blocks at once.
 
-Weights that stay in mapped files are otherwise read page by page, by the first step that needs
-them: slower than the disk, and without a word about progress.
+Otherwise the first step that needs weights in mapped files reads them page by page, slower than the
+disk could, and without reporting progress.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Block:
 
 
 def read_ahead(paths: Sequence[Path], progress: LoadProgress) -> None:
-    """Reads all files, then returns. Takes memory of a block per thread.
+    """Reads all files, then returns. Takes one block of memory for each thread.
 
     Raises:
         ModelLoadError: a file cannot be read.

@@ -1,7 +1,7 @@
-"""Reads from a config.json how positions turn into angles (`Rope`), and refuses what is not
+"""Reads a `Rope`, the rules for angles of positions, from config.json, and refuses what is not
 implemented.
 
-Both spellings of transformers are read: `rope_theta` + `rope_scaling`, and `rope_parameters`.
+Both of transformers' spellings are read: `rope_theta` with `rope_scaling`, and `rope_parameters`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _ORIGINAL: Final = "original_max_position_embeddings"
 def rope_from(
     config: Config, head_dim: int, types: Sequence[str] = ROPE_TYPES, *, partial: bool = False
 ) -> Rope:
-    """Rope that config.json describes. `types`: those that transformers computes for the family;
-    `partial`: whether partial_rotary_factor may say that a share of a head is rotated."""
+    """Rope that config.json describes. `types`: types that transformers computes for the family.
+    `partial`: whether partial_rotary_factor may limit the rotation to a share of a head."""
     scaling = object_of(config, "rope_scaling") or object_of(config, "rope_parameters") or {}
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     (theta,) = _numbers(kind, {"rope_theta": 10_000.0, **config, **scaling}, "rope_theta")
@@ -41,7 +41,7 @@ def rope_from(
     scaling = {_ORIGINAL: config.get("max_position_embeddings"), **scaling, **_outside(config)}
     match kind:
         case "dynamic":
-            # Frequencies change beyond max_position_embeddings alone, and no context is longer.
+            # Frequencies change only beyond max_position_embeddings, and no context is longer.
             _numbers(kind, scaling, "factor")
         case "llama3":
             return replace(rope, scaling=_llama3(scaling))
@@ -89,7 +89,7 @@ def _longrope(scaling: Config, config: Config, pairs: int) -> LongRope:
 
 
 _LEAST_ORIGINAL: Final = 2
-"""Minimum original context in tokens: the logarithm of one is 0."""
+"""Smallest original context in tokens: its logarithm is a divisor, and that of 1 is 0."""
 
 
 def _factors(scaling: Config, key: str, pairs: int) -> tuple[float, ...]:
@@ -111,7 +111,7 @@ def _llama3(scaling: Config) -> Llama3Scaling:
 
 
 def _yarn(scaling: Config) -> YarnScaling:
-    """YaRN scaling; null betas have the default that transformers uses."""
+    """YaRN scaling; null betas get transformers' defaults."""
     for key in ("mscale", "mscale_all_dim"):
         if scaling.get(key) is not None:
             raise refused(key, scaling[key], "absent")
@@ -123,7 +123,7 @@ def _yarn(scaling: Config) -> YarnScaling:
 
 
 def _outside(config: Config) -> Config:
-    """The original context where it stands outside the rope object, as in Phi-3: it takes
+    """The original context if config.json has it outside the rope object, as in Phi-3; it takes
     precedence."""
     return {_ORIGINAL: config[_ORIGINAL]} if config.get(_ORIGINAL) is not None else {}
 

@@ -1,8 +1,8 @@
 """The part of each tensor that a rank of a tensor-parallel engine holds.
 
-Parts follow each other in rank order, so that all ranks' parts joined along the split dimension are
-the whole. All have the same length, but for the last ones where the dimension does not divide
-evenly (a vocabulary): these are shorter, or empty. Knows numbers only: no tensor and no file.
+Parts are in rank order, so that joining all ranks' parts along the split dimension gives the whole.
+Parts have equal lengths, except that the last may be shorter or empty if the dimension does not
+divide evenly (a vocabulary). Knows only numbers, no tensors or files.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Shard:
         return self.along(whole, 0 if split is Split.ROWS else 1)
 
     def along(self, whole: Shape, dim: int) -> Part:
-        """The part that this rank holds of a tensor that is divided in that dimension."""
+        """This rank's part of a tensor that is divided along `dim`."""
         size = -(-whole[dim] // self.size)
         begin = min(self.rank * size, whole[dim])
         return Part(whole, dim, begin, min(size, whole[dim] - begin))

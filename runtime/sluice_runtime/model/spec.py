@@ -1,8 +1,8 @@
-"""A model's spec, and how the keys of config.json that all families share are read into it: what is
-not implemented is refused.
+"""A model's spec, and reading it from the keys of config.json that all families share. Features
+that are not implemented are refused.
 
-Knows no family, no tensor and no file but the parsed config. Both spellings of transformers are
-read: `torch_dtype`, and `dtype`.
+Knows no family and no tensor, and of the files only the parsed config. Both of transformers'
+spellings are read: `torch_dtype` and `dtype`.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ LAYER_KINDS: Final = ("full_attention", "sliding_attention")
 
 @dataclass(frozen=True)
 class Windows:
-    """Layers whose tokens attend to a few before them."""
+    """Layers whose tokens attend only to a few earlier tokens."""
 
     layers: frozenset[int]
     tokens: int
-    """Itself included."""
+    """Length of the window in tokens, including the token itself."""
     rope: Rope | None = None
-    """Rotation in these layers; None: that of the others."""
+    """Rotation in these layers; None: equal in all layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec(ModelShape):
-    """Everything about a model but its weights."""
+    """Everything about a model except its weights."""
 
     architecture: str
     norm_eps: float
     rope: Rope
     dtype: str
-    """The checkpoint's."""
+    """Name of the checkpoint's type."""
     quantised: Format | None = None
-    """How the files hold matrices; None: as numbers of a type of `DTYPES`."""
+    """Storage format of matrices; None: plain numbers of a type in `DTYPES`."""
     windows: Windows | None = None
     activation: Activation | None = None
     """Function of gate and up; None: silu(gate) x up."""
@@ -62,14 +62,14 @@ class ModelSpec(ModelShape):
 
     @property
     def shared_sizes(self) -> Mapping[str, int]:
-        """What ranks divide among them, by name."""
+        """Sizes that ranks divide among themselves, by name."""
         sizes = {"num_key_value_heads": self.kv_heads, "intermediate_size": self.intermediate_size}
         if self.experts is None or self.experts.width == self.intermediate_size:
             return sizes
         return sizes | {"moe_intermediate_size": self.experts.width}
 
     def serving(self, context_tokens: int) -> ModelSpec:
-        """This spec for contexts of at most so many tokens: see `LongRope`."""
+        """The spec for contexts of at most `context_tokens` tokens: see `LongRope`."""
         scaling = self.rope.scaling
         if not isinstance(scaling, LongRope):
             return self
@@ -78,7 +78,8 @@ class ModelSpec(ModelShape):
 
 
 def shape_of(config: Config, *, experts: bool) -> ModelShape:
-    """Sizes in a `language_model`, checked. `experts`: whether the family has some."""
+    """Checked sizes from the result of `language_model`. `experts`: whether the family has
+    experts."""
     try:
         shape = shape_from(config)
     except ConfigError as error:
@@ -113,12 +114,13 @@ FEATURES: Final[Features] = {
     "hidden_activation": (),
     "use_bidirectional_attention": (False,),
 }
-"""Keys that change what a model computes, with the values that are implemented; None always is."""
+"""Keys that change what a model computes, with the values that are implemented; None is always
+allowed."""
 
 
 def refuse_unknown_features(config: Config, features: Features, *, windows: bool) -> None:
-    """Refuses what is not implemented. `features`: `FEATURES`, as the family has them; `windows`:
-    whether some of its layers have a window."""
+    """Refuses features that are not implemented. `features`: the family's version of `FEATURES`;
+    `windows`: whether some of its layers have a window."""
     for key, allowed in features.items():
         value = config.get(key)
         if value is not None and value not in allowed:
@@ -134,8 +136,8 @@ def refuse_unknown_features(config: Config, features: Features, *, windows: bool
 
 
 def windows_of(config: Config, layers: int, whole_every: int, rope: Rope | None) -> Windows | None:
-    """Layers that have a window, with a rope of their own: all but each `whole_every`-th, where
-    config.json does not say which."""
+    """Layers with a window, and their rope: those that config.json names, else all except every
+    `whole_every`-th."""
     every = whole_number(config, "sliding_window_pattern", whole_every)
     kinds = config.get("layer_types") or [
         "sliding_attention" if (layer + 1) % every else "full_attention" for layer in range(layers)

@@ -1,7 +1,7 @@
 """Buffers in host memory between files and a device, and the copies out of them.
 
-A buffer is filled and copied from in turns; it waits until the last copy has left it. Knows neither
-the format of a file nor what a tensor is for.
+A buffer is alternately filled and copied from; it is filled only after the last copy has finished
+reading it. Knows neither file formats nor what a tensor is for.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ Wait = Callable[[], object]
 
 
 class Copies(Protocol):
-    """Copies from host memory to one device, in the order in which they are begun, in parallel to
-    the device's other work. May be used by several threads."""
+    """Copies from host memory to one device, in the order of their starts, in parallel to the
+    device's other work. Several threads may use it."""
 
     @property
     def device(self) -> torch.device: ...
 
     def allocate(self, size: int) -> Tensor:
-        """Host memory of so many bytes, of a kind that the device copies from fastest."""
+        """`size` bytes of host memory, of the kind from which the device copies fastest."""
         ...
 
     def follow(self) -> None:
-        """Makes copies begun after this wait for what the device has to do for the caller so
-        far."""
+        """Makes later copies wait for all device work that the caller has queued so far."""
         ...
 
     def begin(self, rows: Tensor, columns: slice, target: Tensor) -> Wait:
-        """Begins to copy columns of `rows`, converted to the type of `target`."""
+        """Starts copying columns of `rows`, converted to the type of `target`; returns a function
+        that waits until `rows` has been read."""
         ...
 
     def finish(self) -> None:
@@ -44,7 +44,7 @@ class Copies(Protocol):
 
 
 class CudaCopies:
-    """See `Copies`: a stream of its own, and pinned memory."""
+    """`Copies` by a separate CUDA stream, from pinned memory."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -57,8 +57,8 @@ class CudaCopies:
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
 
     def begin(self, rows: Tensor, columns: slice, target: Tensor) -> Wait:
-        """Begins a copy in which whole rows cross the bus: a copy of columns alone would make the
-        host wait."""
+        """Starts a copy. Whole rows cross the bus, because a copy of only the columns would make
+        the host wait."""
         with torch.cuda.stream(self._stream):
             target.copy_(rows.to(self.device, non_blocking=True)[:, columns])
             copied: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -71,14 +71,14 @@ class CudaCopies:
 
 @dataclass(frozen=True)
 class Rows:
-    """Whole rows of a matrix as they lie in a file, and the columns that are needed of them."""
+    """Whole rows of a matrix in a file, and the columns of them that are needed."""
 
     offset: int
     length: int
     """Length in bytes, like the offset."""
     dtype: torch.dtype
     width: int
-    """Values of a row in the file."""
+    """Number of values of a row in the file."""
     columns: slice
 
     @property
@@ -99,7 +99,7 @@ class StagingBuffer:
         """Reads rows of a file once the last copy has left the buffer.
 
         Raises:
-            OSError: the file cannot be read, or ends before.
+            OSError: the file cannot be read, or is too short.
         """
         self._wait_for_copy()
         view, offset = memoryview(self._bytes.numpy().data)[: rows.length], rows.offset
@@ -110,6 +110,6 @@ class StagingBuffer:
             view, offset = view[count:], offset + count
 
     def copy(self, rows: Rows, target: Tensor) -> None:
-        """Begins to copy out the buffer's rows."""
+        """Starts copying the buffer's rows to `target`."""
         values = self._bytes[: rows.length].view(rows.dtype).view(-1, rows.width)
         self._wait_for_copy = self._copies.begin(values, rows.columns, target)

@@ -1,11 +1,11 @@
-"""Reads safetensors files to a device: several threads read blocks from disk into buffers, from
-which they are copied while the next blocks are read.
+"""Reads safetensors files to a device: threads read blocks from disk into buffers; buffers are
+copied while the next blocks are read.
 
-Host memory holds the buffers and no tensor. Values of a part that lie together in the file, as rows
-do, are read alone. Where these are few, as of columns, whole rows are read and cut on the device:
-one more read and copy costs more than the bytes. Values are converted there, too. The format: 8
-bytes with the length of a JSON header (little-endian), the header, then data at the offsets that it
-names (https://huggingface.co/docs/safetensors).
+Host memory holds only buffers, no tensors. If long runs of a part are contiguous in the file, as
+for rows, only these are read. If runs are short, as for columns, whole rows are read and cut on the
+device, since another read and copy would cost more than the bytes. Values are also converted on the
+device. Format: 8 bytes with the length of a JSON header (little-endian), the header, then data at
+the offsets in it (https://huggingface.co/docs/safetensors).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ BUFFERS: Final = 12
 copied."""
 
 SHORT_BYTES: Final = 256 << 10
-"""Length below which runs are read together with what lies between them: about what a disk and a
-bus move in the time of one more read and copy."""
+"""Length of runs below which they are read together with the bytes between them: about what disk
+and bus move in the time of another read and copy."""
 
 _LENGTH_BYTES: Final = 8
 
@@ -95,7 +95,7 @@ class StreamedWeights:
         path, _ = self._checkpoint.find(name, part.whole, dtype)
         file = self._open(path)
         target = torch.empty(part.shape, dtype=dtype, device=self._copies.device)
-        # The memory may be that of a tensor which the device still reads.
+        # The memory may be of a freed tensor that the device still reads.
         self._copies.follow()
         left = target.view(-1)
         for rows in _blocks(file, name, part, self._block_bytes):
@@ -129,7 +129,7 @@ class StreamedWeights:
             self._free.put(buffer)
 
     def _open(self, path: Path) -> _File:
-        """The open file; `Checkpoint` has opened it before, and found it whole."""
+        """The opened file; `Checkpoint` has checked before that it is complete."""
         if path not in self._files:
             descriptor = os.open(path, os.O_RDONLY)
             self._stack.callback(os.close, descriptor)
@@ -140,8 +140,8 @@ class StreamedWeights:
 
 
 def _blocks(file: _File, name: str, part: Part, block_bytes: int) -> Iterator[Rows]:
-    """Rows to read for a part, as much at a time as a buffer holds, in the part's order. The file
-    has the part in runs of `run` values, one in each `line`."""
+    """Rows to read for a part, in its order, each time as many as a buffer holds. In the file the
+    part is in runs of `run` values, one run in each `line` values."""
     entry = file.tensors[name]
     dtype = STORED_DTYPES[entry["dtype"]]
     first, size = file.data_begin + entry["data_offsets"][0], dtype.itemsize
@@ -150,7 +150,7 @@ def _blocks(file: _File, name: str, part: Part, block_bytes: int) -> Iterator[Ro
     most = block_bytes // size
     if not lines * run:
         return
-    if run == line:  # each run begins where the last one ends
+    if run == line:  # each run begins where the previous one ends
         lines, line, run = 1, lines * line, lines * run
     if lines > 1 and run * size < SHORT_BYTES and line <= most:
         for at in range(0, lines, most // line):

@@ -1,7 +1,7 @@
 """Sources of weights: safetensors files mapped into memory, or random numbers.
 
-Knows names, shapes and files; not what a tensor is for. Every finding names the file, the tensor
-and both shapes. Reading to a device is in `model.streamed_weights`.
+Knows names, shapes and files, not what a tensor is for. Every error names the file, the tensor and
+both shapes. Reading to a device is in `model.streamed_weights`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STORED_DTYPES: Final[Mapping[str, torch.dtype]] = {
 }
 """Torch types by their names in safetensors files."""
 QUANTISED: Final = (torch.float8_e4m3fn, torch.int32, torch.int64, torch.uint8)
-"""Types that are read as they are, and never in place of others."""
+"""Types that are read unchanged, and are not accepted where another type is expected."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +48,15 @@ class StoredTensor:
 
 
 class WeightSource(Protocol):
-    """Gives each tensor of a model once."""
+    """Source of a model's tensors; each is read once."""
 
     def read(self, name: str, part: Part, dtype: torch.dtype) -> Tensor:
-        """Begins to read a part of a tensor to the source's device. Its values are there after
+        """Starts reading a part of a tensor to the source's device; its values are valid after
         `settle`."""
         ...
 
     def settle(self) -> None:
-        """Waits until all that was read is there."""
+        """Waits until all tensors read so far have their values."""
         ...
 
     def unread(self) -> list[str]:
@@ -65,14 +65,14 @@ class WeightSource(Protocol):
 
 
 DRAWN: Final = 1_048_583
-"""Maximum numbers drawn for a tensor, on the host. A larger one repeats them on its device, because
-nothing depends on them and a model of billions would take minutes. A prime, so that no two rows are
-equal."""
+"""Most numbers drawn for a tensor, on the host. A larger tensor repeats them on its device: their
+values do not matter, and drawing billions would take minutes. A prime number, so that no two rows
+are equal."""
 
 
 class RandomWeights:
-    """Weights of a model that was never trained: normal(0, 0.02), norms near 1. They are equal on
-    every device and in every division among ranks."""
+    """Random weights, normal(0, 0.02) with norms near 1. They are equal on every device and for
+    every number of ranks."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self._generator = torch.Generator().manual_seed(seed)
@@ -87,20 +87,20 @@ class RandomWeights:
         if total > DRAWN:
             drawn = drawn.repeat(-(-total // DRAWN))[:total]
         own = drawn.view(part.whole).narrow(part.dim, part.begin, part.length)
-        # A view would keep the memory of the whole.
+        # A view would keep the whole tensor in memory.
         return own if own.numel() == total else own.clone()
 
     def settle(self) -> None:
         """Does nothing: there is nothing to wait for."""
 
     def unread(self) -> list[str]:
-        """Empty: a tensor exists only once it is read."""
+        """Empty, since a tensor exists only once it is read."""
         return []
 
 
 class Checkpoint:
-    """Safetensors files of a Hugging Face folder, one or several with an index. All are opened at
-    first, so that a damaged one is named before any is read. Counts which of their tensors were not
+    """Safetensors files of a Hugging Face folder: one, or several with an index. All are opened
+    first, so that a damaged file is reported before any is read. Tracks which tensors were not
     read."""
 
     def __init__(self, folder: Path) -> None:
@@ -131,11 +131,11 @@ class Checkpoint:
         return sum(path.stat().st_size for path in self.paths)
 
     def find(self, name: str, shape: Shape, dtype: torch.dtype) -> tuple[Path, Any]:
-        """File of a tensor of that shape, to be read as `dtype`: its path, and as safetensors
-        opened it.
+        """File of a tensor that must have `shape` and be readable as `dtype`: its path, and the
+        object that safetensors opened.
 
         Raises:
-            ModelLoadError: the tensor is missing, or of another shape or type.
+            ModelLoadError: the tensor is missing, or has another shape or type.
         """
         if (stored := self.stored(name)) is None:
             raise ModelLoadError(
@@ -164,7 +164,7 @@ class Checkpoint:
         """Shape and type of a tensor; None: there is no such tensor.
 
         Raises:
-            ModelLoadError: the file that the index names has it not.
+            ModelLoadError: the file that the index names lacks the tensor.
         """
         if name not in self._where:
             return None
@@ -176,7 +176,7 @@ class Checkpoint:
             raise ModelLoadError(f"model.uri: {path}: tensor {name}: {error}") from None
 
     def small(self, name: str) -> Tensor:
-        """Content of a small tensor that exists, in memory of its own."""
+        """A copy of a small tensor, which must exist."""
         self._unread.pop(name, None)
         tensor: Tensor = self._files[self._where[name]].get_tensor(name)
         return tensor.clone()
@@ -187,9 +187,9 @@ class Checkpoint:
 
 
 class MappedWeights:
-    """Tensors in host memory. A large one stays in the mapped file where that has the wanted type,
-    so that engines on one node share its memory; it keeps the file open. A new file of that name is
-    not seen; one that is written into is.
+    """Tensors in host memory. A large tensor stays in the mapped file if the file has the wanted
+    type, so that engines on one node share its memory; it keeps the file open. Replacing the file
+    has no effect; writing into it changes the tensor.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -224,7 +224,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 def _opened(path: Path) -> Any:
     try:
-        # safetensors reports every file that it cannot open as missing; the system error is exact.
+        # safetensors reports every file that it cannot open as missing; the system's error is
+        # precise.
         path.open("rb").close()
         return safe_open(path, framework="pt")
     except FileNotFoundError:
@@ -258,7 +259,7 @@ def _tensor_files(folder: Path) -> Mapping[str, Path]:
 
 
 def _file_name(index: Path, file: object) -> str:
-    """A name that the folder itself holds: an index leads nowhere else."""
+    """The file's name, which must be in the folder itself: an index may not lead elsewhere."""
     if not isinstance(file, str) or file in ("", ".", "..") or "/" in file or "\0" in file:
         raise ModelLoadError(
             f"model.uri: {index}: weight_map names {file!r}; allowed: a file beside the index"

@@ -1,9 +1,9 @@
-"""Distinguishes models by their files, without reading all of them: a path that was overwritten
-between two starts is another model.
+"""Distinguishes models by their files, without reading these completely, so that a path overwritten
+between two starts counts as another model.
 
-The digest covers config.json and, of each file of weights, name, size, header, both ends, and the
-beginning of tensors: training changes every tensor that it trains. It is no protection against a
-forged file.
+The digest covers config.json and, of each weight file, its name, size, header, both ends, and the
+beginnings of tensors: training changes every tensor that is trained. It does not protect against
+forged files.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ END_BYTES: Final = 64 * 1024
 TENSOR_BYTES: Final = 4 * 1024
 """Number of bytes read at the beginning of a tensor."""
 MAX_TENSORS: Final = 512
-"""Maximum tensors of one file; of more, as many are taken at equal distances."""
+"""Most tensors of one file; of a file with more, this many are taken at equal distances."""
 _LENGTH_BYTES: Final = 8
-"""Size of the header's length, little-endian, with which a safetensors file begins."""
+"""Size of the header's length (little-endian) at the beginning of a safetensors file."""
 
 
 def weights_digest(files: ModelFiles, seed: int, dtype: str, held_as: str = "auto") -> str:
-    """Digest of 32 hexadecimal digits. For a model without files it covers its name, `seed` and
-    `dtype`. `held_as`: `weightDtype`, under which the same files compute other keys and values.
+    """Digest of 32 hexadecimal digits. For a model without files it covers the name, `seed` and
+    `dtype`. `held_as`: settings such as `weightDtype` under which equal files compute other keys
+    and values.
 
     Raises:
         ModelLoadError: a file cannot be read, or is damaged.
@@ -71,7 +72,7 @@ def _tensor_starts(header: bytes) -> list[int]:
     """Offsets of the tensors in a file's data, ascending.
 
     Raises:
-        ValueError: it is no header.
+        ValueError: the bytes are not a valid header.
     """
     tensors: dict[str, Any] = json.loads(header)
     tensors.pop("__metadata__", None)

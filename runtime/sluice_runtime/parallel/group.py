@@ -1,7 +1,7 @@
 """Ranks of one engine, and what they exchange within a step: sums, parts, tokens.
 
-Every rank makes the same calls in the same order; on a GPU the host waits for none of them, but for
-`least`. Knows no layer and no batch.
+Every rank makes the same calls in the same order. On a GPU the host waits only in `least`. Knows no
+layer and no batch.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 JOIN_TIMEOUT: Final = timedelta(minutes=10)
-"""Timeout of the first meeting, and of the lag of any rank: all load weights meanwhile."""
+"""Longest time that ranks wait for each other, at the start and in every call. It is long because
+they load weights in between."""
 LOOPBACK: Final = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-"""Variables that keep sockets of ranks on loopback: they share a container, which no one else
-should join from outside."""
+"""Variables that keep the ranks' sockets on loopback: all ranks are in one container, and nothing
+outside may join them."""
 
 
 class Group(Protocol):
@@ -43,11 +44,11 @@ class Group(Protocol):
         ...
 
     def from_first(self, x: Tensor) -> Tensor:
-        """Value of `x` on rank 0; `x` becomes it."""
+        """Rank 0's `x`, on every rank; `x` itself is overwritten with it."""
         ...
 
     def least(self, number: int) -> int:
-        """The least of all ranks' numbers. The host waits."""
+        """Smallest of all ranks' numbers. The host waits for it."""
         ...
 
 
@@ -116,8 +117,8 @@ def joined_group(rank: int, size: int, device: torch.device, meeting: Path) -> I
         timeout=JOIN_TIMEOUT,
         device_id=None if device.type == "cpu" else device,
     )
-    # NCCL leaves a group together with all ranks. After an error here they do not leave, but wait
-    # inside a kernel, so that this process would hang and not tell its error; it ends anyway.
+    # With NCCL all ranks must leave a group together. After an error here the others wait inside a
+    # kernel, so leaving would hang, and the error would not be reported. The process ends anyway.
     leaves = device.type == "cpu"
     try:
         yield TorchGroup(rank, size, device)

@@ -1,4 +1,4 @@
-"""Rank 0 of an engine and the processes of the others, from start to end."""
+"""Starts an engine's other ranks from rank 0, joins them in a group, and ends them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from sluice_runtime.scheduler.batch import Batch
 
 @dataclass(frozen=True)
 class JoinedRanks:
-    """Group of an engine's ranks, and what rank 0 needs for reaching the others."""
+    """Group of an engine's ranks, with what rank 0 needs to reach the others."""
 
     group: Group
     announce: Callable[[Batch], None] | None
-    """Function that announces each launched step to them, in order; None: there are no others."""
+    """Function that announces each launched step to the other ranks, in order; None: there is one
+    rank."""
     copiers: Sequence[Socket] = ()
     """Sockets for copying pages, as in `Ranks`."""
 
@@ -35,7 +36,7 @@ def joined_ranks(
     process, which computes in `place`.
 
     Raises:
-        InvalidConfigError: there are fewer GPUs.
+        InvalidConfigError: there are fewer GPUs than ranks.
     """
     size = config.tensor_parallel_size
     if size == 1:
@@ -49,4 +50,4 @@ def joined_ranks(
         joined_group(0, size, place, ranks.meeting) as group,
     ):
         yield JoinedRanks(group, ranks.announce, ranks.copiers)
-        ranks.announce(None)  # before the group is left, which waits for all to leave
+        ranks.announce(None)  # leaving the group waits for all ranks, so they must be told first

@@ -1,9 +1,10 @@
-"""Pages of an engine of several ranks, in blocks of host memory that all of them share.
+"""Copies pages of an engine with several ranks to and from blocks of host memory that all ranks
+share.
 
-Each rank holds its heads of every page. In a block a page is that of rank 0, followed by that of
-rank 1, and so on; each rank copies its own part when rank 0 asks for it. So rank 0 hands pages over
-as if there were one pool, whose pages have the parts of all. From pages of an engine of another
-number of ranks, each takes its heads out of the parts. Knows neither transfers nor requests.
+Each rank's pool holds its heads of every page. In a block a page is rank 0's part, followed by rank
+1's, and so on; each rank copies its part when rank 0 requests it. So rank 0 hands pages over as if
+there were one pool with all parts. If pages come from an engine with another number of ranks, each
+rank picks its heads out of the parts. Knows neither transfers nor requests.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class SharedBlocks(msgspec.Struct, frozen=True, tag=True):
 
 
 class CopyPages(msgspec.Struct, frozen=True, tag=True):
-    """Request from rank 0: copy your part of these pages of your pool, which lie one behind the
-    other in the blocks. The answer is an empty message when it is done."""
+    """Request from rank 0 to copy a rank's part of pages; in the blocks the pages are consecutive.
+    The rank replies with an empty message when it is done."""
 
     first: int
     """Number, in the blocks, of the first page."""
@@ -54,8 +55,8 @@ class CopyPages(msgspec.Struct, frozen=True, tag=True):
 
 
 class RankBlocks:
-    """Rank 0's view of the blocks: like `HostBlocks`, over a pool whose pages have the parts of all
-    ranks. Every method may be called from any thread."""
+    """Rank 0's view of the blocks: like `HostBlocks`, but its pages have the parts of all ranks.
+    Every method may be called from any thread."""
 
     def __init__(
         self,
@@ -119,7 +120,7 @@ class RankBlocks:
             other.send(self._encoder.encode(message))
 
     def _await_replies(self) -> None:
-        """Waits for all replies. A rank that cannot answer ends, and this process with it."""
+        """Waits for all replies. If a rank cannot reply, its process ends, and this one with it."""
         for other in self._others:
             other.recv()
 
@@ -148,7 +149,7 @@ class _Part:
 
 
 def copy_pages(pool: PagePool, requests: Socket, rank: int, ranks: int) -> None:
-    """Does what rank 0 asks for, in the process of a later rank; does not return."""
+    """Serves rank 0's copy requests, in the process of another rank; does not return."""
     decoder = msgspec.msgpack.Decoder(SharedBlocks | CopyPages)
     shared = decoder.decode(requests.recv())
     assert isinstance(shared, SharedBlocks), "copies begin with the memory"
@@ -166,6 +167,6 @@ def _mapped(shared: SharedBlocks) -> Tensor:
 
 
 def _pin(host: Tensor) -> None:
-    """Pins memory as long as the process lives."""
+    """Pins memory until the process ends."""
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     torch.cuda.check_error(runtime.cudaHostRegister(host.data_ptr(), host.numel(), 0))

@@ -1,7 +1,7 @@
 """The processes of ranks 1 and up: rank 0 starts them, sends them each step, and ends them.
 
-A rank that dies leaves the others waiting for it inside a kernel, where nothing can be raised. So
-the thread that sees it ends the whole engine process, with a reason. Knows no torch.
+When a rank dies, the others wait for it inside a kernel, where no exception can be raised. So the
+thread that watches it ends the whole engine process, with a reason. Knows no torch.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ MEETING: Final = "meeting"
 CONFIG: Final = "engine.json"
 REASON: Final = "RankDied"
 _END_SECONDS: Final = 5.0
-"""Time in which all ranks end by themselves once they are told to. After an error here they are not
-told, and wait for this one."""
+"""Time that ranks get to end by themselves before they are killed. After an error in rank 0 they
+are not told to end, and wait for rank 0."""
 
 Socket = zmq.Socket[bytes]
 OnDeath = Callable[[str], None]
@@ -69,8 +69,8 @@ def end_process(what: str) -> None:
 
 @contextmanager
 def started_ranks(config: ResolvedConfig, on_death: OnDeath = end_process) -> Iterator[Ranks]:
-    """Ranks 1 and up of `config.tensor_parallel_size`, as processes with the same configuration.
-    They end with this process, however it ends."""
+    """Starts ranks 1 and up of `config.tensor_parallel_size`, as processes with this configuration.
+    They end when this process does, even if it is killed."""
     size = config.tensor_parallel_size
     folder, context = Path(tempfile.mkdtemp(prefix="sluice-ranks-")), zmq.Context(io_threads=1)
     (folder / CONFIG).write_text(render_engine_config(config))
@@ -101,7 +101,7 @@ def read_config(folder: Path) -> ResolvedConfig:
 
 
 def steps_for(folder: Path, rank: int) -> Iterator[Batch]:
-    """Steps that rank 0 announces, as they come; for a rank's process."""
+    """Yields each step that rank 0 announces; for a rank's process."""
     decoder = msgspec.msgpack.Decoder(StepMessage)
     with zmq.Context(io_threads=1) as context, context.socket(zmq.PULL) as socket:
         socket.set_hwm(0)
@@ -127,7 +127,7 @@ def _copies_end(folder: Path, rank: int) -> str:
 
 
 def _connected(context: zmq.Context[Socket], kind: int, endpoint: str) -> Socket:
-    """Socket that connects, so it keeps messages until the rank is there."""
+    """Socket at the connecting end, which keeps messages until the rank has bound its end."""
     socket = context.socket(kind)
     socket.set_hwm(0)
     socket.connect(endpoint)
@@ -144,7 +144,7 @@ def _watch(
     process: subprocess.Popen[bytes], name: str, ending: threading.Event, on_death: OnDeath
 ) -> None:
     code = process.wait()
-    # What a rank refuses at its start the first one finds, too, and tells with its reason.
+    # Rank 0 refuses at its start whatever another rank refuses, and reports the reason itself.
     if code == exits.STARTUP:
         ending.wait(_END_SECONDS)
     if not ending.is_set():

@@ -1,1 +1,1 @@
-"""How an engine starts, is supervised and ends; what of the machine it may use."""
+"""Start, supervision and end of an engine, and which resources of the machine it may use."""

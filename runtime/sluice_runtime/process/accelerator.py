@@ -1,8 +1,8 @@
 """The accelerator of this container: its processors, or the GPUs that engine.json asks for.
 
-Device files say whether there are GPUs; what they are called and how much memory they have is asked
-of NVIDIA's management library, or read from the files of AMD's driver. Needs no torch, so that the
-process that starts the others can call it. Knows no model.
+Device files show whether there are GPUs. Names and memory sizes come from NVIDIA's management
+library, or from the files of AMD's driver. Needs no torch, so that the process that starts the
+others can call it. Knows no model.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Gpu:
 
 
 class UnreadableError(Exception):
-    """There are GPUs, and nothing can be learnt about them; `str()` continues a sentence."""
+    """There are GPUs, but their properties cannot be read; `str()` is the end of a sentence."""
 
 
 def find_accelerator(
@@ -47,11 +47,11 @@ def find_accelerator(
     root: Path = Path("/"),
     nvidia: Callable[[], Sequence[Gpu]] | None = None,
 ) -> Accelerator:
-    """The accelerator of an engine with this configuration. Another product than the one asked for
-    is told and no error: who asked can decide. `nvidia`: how NVIDIA's GPUs are listed.
+    """The accelerator of an engine with this configuration. A product other than the requested one
+    is only logged: the user can decide. `nvidia`: lists NVIDIA's GPUs.
 
     Raises:
-        AcceleratorMissingError: names what is asked for, what was found, and what helps.
+        AcceleratorMissingError: names the requested accelerator, what was found, and what helps.
     """
     configured = config.accelerator
     if configured is None or configured.is_cpu:
@@ -74,7 +74,7 @@ def device_files(root: Path) -> list[str]:
 
 
 def nvml_gpus() -> list[Gpu]:
-    """NVIDIA's GPUs in this container; of a divided one, its parts.
+    """NVIDIA's GPUs in this container; a divided GPU is listed as its parts.
 
     Raises:
         UnreadableError: the library or the driver is missing.
@@ -112,7 +112,8 @@ def _gpus(root: Path, nvidia: Callable[[], Sequence[Gpu]]) -> Sequence[Gpu]:
 
 
 def _described(wanted: Accelerator, used: Sequence[Gpu]) -> Accelerator:
-    """The devices an engine computes on, named after one that was not asked for, if there is."""
+    """The devices that an engine computes on. If some are of another product than requested, theirs
+    is the product's name."""
     others = [gpu for gpu in used if not _is_wanted(wanted, gpu)]
     product = (others or used)[0].product
     if others:

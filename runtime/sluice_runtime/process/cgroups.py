@@ -1,4 +1,4 @@
-"""Where the kernel keeps the limits of this process's control groups, versions 1 and 2.
+"""Finds and reads the limits of this process's control groups, versions 1 and 2.
 
 Reads files below `root`; knows neither memory nor processors.
 """
@@ -11,7 +11,8 @@ ROOT = Path("/")
 
 
 def folders(root: Path, controller: str) -> list[Path]:
-    """The process's own group and all above it: the tightest limit holds."""
+    """Folders of the process's control group and of all groups above it; the lowest of their limits
+    holds."""
     mount = root / "sys/fs/cgroup"
     groups = [mount, mount / controller]
     for line in text(root / "proc/self/cgroup").splitlines():
@@ -25,7 +26,7 @@ def folders(root: Path, controller: str) -> list[Path]:
 
 
 def text(path: Path) -> str:
-    """Content of the file; empty where there is no such file."""
+    """Content of a file; empty if it does not exist."""
     try:
         return path.read_text()
     except OSError:
@@ -33,7 +34,7 @@ def text(path: Path) -> str:
 
 
 def number(path: Path) -> int | None:
-    """The number in the file; None where there is none, such as `max`."""
+    """The number in a file; None for other content, such as `max`."""
     try:
         return int(text(path))
     except ValueError:

@@ -13,22 +13,24 @@ from typing import Final
 from sluice_contract.cluster.termination import EXIT_REFUSED, TerminationMessage
 
 OK: Final = 0
-"""Asked to stop, and drained."""
+"""Exit code of a process that was told to stop and has drained."""
 FAILED: Final = 1
-"""Something died; starting again may help."""
+"""Exit code after a failure that a restart may cure."""
 STARTUP: Final = EXIT_REFUSED
-"""Configuration, model or memory: starting again will not help."""
+"""Exit code if configuration, model or memory prevent the start; a restart will not help."""
 ENGINE_FAILED: Final = 3
-"""API process to supervisor: the engine has failed, and the reason was reported."""
+"""Exit code by which the API process tells the supervisor: the engine failed and reported its
+reason."""
 ENGINE_LOST: Final = 4
-"""API process to supervisor: the engine process has gone without a word."""
+"""Exit code by which the API process tells the supervisor: the engine process ended without
+reporting a reason."""
 
 _LOG_VARIABLE: Final = "SLUICE_TERMINATION_LOG"
 _KUBERNETES_LOG: Final = "/dev/termination-log"
 
 
 def give_up(reason: str, message: str, code: int) -> int:
-    """Says why on stderr, in one line, and leaves the termination message; returns `code`."""
+    """Writes the reason to stderr, in one line, and as the termination message; returns `code`."""
     line = " ".join(message.split())
     print(f"error: {line}", file=sys.stderr, flush=True)
     leave_message(TerminationMessage(reason=reason, message=line))
@@ -38,7 +40,7 @@ def give_up(reason: str, message: str, code: int) -> int:
 def leave_message(message: TerminationMessage) -> None:
     """Writes the termination message where Kubernetes looks for it, unless one is there.
 
-    The process nearest to the failure writes first and knows most.
+    An earlier message stays: the process nearest to the failure writes first and knows most.
     """
     path = Path(os.environ.get(_LOG_VARIABLE) or _KUBERNETES_LOG)
     try:

@@ -29,8 +29,8 @@ from sluice_runtime.wire.transport import private_endpoint
 
 
 def main(arguments: Sequence[str] | None = None, find: FindAccelerator = find_accelerator) -> int:
-    """Runs one engine until a signal stops it; returns the exit code. `find`: how an accelerator
-    is found."""
+    """Runs one engine until a signal stops it; returns the exit code. `find`: finds the
+    accelerator."""
     parser = argparse.ArgumentParser(
         prog="python -m sluice_runtime", description="Serves one model over the OpenAI API."
     )
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None, find: FindAccelerator = find_ac
 
 
 def checked_config(path: Path) -> EngineConfig:
-    """The configuration in the file, checked for everything that the file alone can show.
+    """The configuration in the file, with every check that needs only the file.
 
     Raises:
         StartupError: one line naming key, value and what is allowed.

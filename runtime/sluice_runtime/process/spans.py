@@ -1,4 +1,5 @@
-"""An engine's spans: who takes them, by its configuration. Knows no request."""
+"""An engine's trace spans: their names, and the recorder that the configuration chooses. Knows no
+request."""
 
 from __future__ import annotations
 
@@ -16,11 +17,12 @@ from sluice_contract.wire.spans import Record
 from sluice_runtime.errors import InvalidConfigError
 
 ENGINE: Final = "sluice.engine"
-"""A request in the engine that answers it, from its arrival to the end of its answer."""
+"""Span of a request in the engine that answers it, from arrival to the end of the answer."""
 PREFILL: Final = "sluice.prefill"
-"""Span from the arrival to the first token, where the prompt is computed: queue, then chunks."""
+"""Span from arrival to the first token, in the engine that computes the prompt: queue, then
+chunks."""
 TRANSFER: Final = "sluice.transfer"
-"""Span of a decode engine, from the arrival until the prompt is there and attested."""
+"""Span in a decode engine, from arrival until the prompt's pages have arrived and are attested."""
 DECODE: Final = "sluice.decode"
 """Span from the first token to the last."""
 
@@ -30,7 +32,8 @@ def recorder(config: EngineConfig, process: str) -> Iterator[Record | None]:
     """Recorder of the spans of a process of the engine: `api` or `engine`.
 
     Raises:
-        InvalidConfigError: there is a collector to send them to, and nothing to send them with.
+        InvalidConfigError: a collector is configured, but the library that sends spans is not
+            installed.
     """
     pod = os.environ.get("POD_NAME") or socket.gethostname()
     resource = {"k8s.pod.name": pod, "sluice.role": config.role.value}

@@ -19,8 +19,8 @@ from sluice_runtime.process import exits
 
 _SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD})
 _SECOND_END_SECONDS: Final = 10.0
-"""How long the second child has to end by itself after the first: it still answers clients or
-delivers its last messages."""
+"""Time that the second child gets to end by itself after the first, to answer clients or deliver
+its last messages."""
 _STOP_SECONDS: Final = 2.0
 """Seconds between SIGTERM and SIGKILL for a child that outlived the other."""
 _PR_SET_PDEATHSIG: Final = 1
@@ -36,7 +36,7 @@ class Ending:
 
     @property
     def code(self) -> int:
-        """The exit code; negative for a signal."""
+        """Exit code of the child; negative: the number of the signal that ended it."""
         return os.waitstatus_to_exitcode(self.status)
 
     def __str__(self) -> str:
@@ -55,9 +55,10 @@ class Supervisor:
         self._stop_requested = False
 
     def run(self, api: Sequence[str], engine: Sequence[str]) -> int:
-        """Starts both, forwards signals to the API process, which drains; returns the exit code."""
+        """Starts both commands and forwards signals to the API process, which then drains. Returns
+        the supervisor's exit code."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        # The engine first: importing torch takes longer than anything the API process does.
+        # The engine starts first, since importing torch takes longest.
         engine_pid = self._start("engine", engine)
         api_pid = self._start("API", api)
         first = self._first_end(api_pid)
@@ -73,14 +74,14 @@ class Supervisor:
         return verdict
 
     def _verdict(self, api: Ending | None, engine: Ending | None) -> int:
-        """The exit code. Writes the termination message where no child has written one. None: the
-        child had to be stopped."""
+        """The supervisor's exit code. Writes the termination message if no child has. An argument
+        is None if that child had to be stopped."""
         if api is not None and api.code in (exits.OK, exits.STARTUP):
             return api.code
         if api is not None and api.code == exits.ENGINE_FAILED:
             return exits.FAILED
         if self._stop_requested and api is not None and api.code == -signal.SIGTERM:
-            return exits.OK  # had no handler yet: the SIGTERM that we forwarded ended it
+            return exits.OK  # the forwarded SIGTERM ended it before it had a handler
         if engine is not None:
             return exits.give_up("EngineDied", str(engine), exits.FAILED)
         return exits.give_up("ApiProcessDied", str(api), exits.FAILED)
@@ -104,7 +105,7 @@ class Supervisor:
                 return ending
 
     def _await_end(self, pid: int, seconds: float) -> Ending | None:
-        """How a child ended, or None if it runs on after `seconds`."""
+        """How a child ended; None if it still runs after `seconds`."""
         deadline = time.monotonic() + seconds
         while pid in self._running:
             if ending := self._reap():

@@ -1,4 +1,5 @@
-"""How many threads the libraries of a process may use: as configured, else the cgroup's CPU quota.
+"""Number of threads that a process's libraries may use: as configured, else from the cgroup's CPU
+quota.
 
 Used by launcher and engine. Starts no thread.
 """
@@ -31,7 +32,8 @@ def thread_environment(threads: int | None, root: Path = cgroups.ROOT) -> Mappin
 
 
 def check_thread_limit(threads: int, environment: Mapping[str, str]) -> None:
-    """The kernels' threads synchronise in every layer, so OpenMP must provide all of them.
+    """Checks that OpenMP may start all threads: the kernels' threads synchronise in every layer, so
+    none may be missing.
 
     Raises:
         InvalidConfigError: OMP_THREAD_LIMIT is lower.
@@ -43,9 +45,10 @@ def check_thread_limit(threads: int, environment: Mapping[str, str]) -> None:
 
 
 def processors(root: Path = cgroups.ROOT) -> int:
-    """Whole processors that the cgroups' quotas and the affinity allow; 1 at least.
+    """Number of whole processors that the cgroups' quotas and the affinity allow; at least 1.
 
-    Rounded down: with one thread more than the quota allows, the kernel throttles all of them.
+    It is rounded down: with one thread more than the quota allows, the kernel throttles all
+    threads.
     """
     allowed = float(len(os.sched_getaffinity(0)))
     for folder in cgroups.folders(root, "cpu"):
@@ -55,7 +58,8 @@ def processors(root: Path = cgroups.ROOT) -> int:
 
 
 def _quota(folder: Path) -> float | None:
-    """Processors; None without a limit, which version 2 writes as `max` and version 1 as -1."""
+    """Number of processors that the quota in `folder` allows; None without a limit (`max` in
+    version 2, -1 in version 1)."""
     fields = cgroups.text(folder / "cpu.max").split()
     if len(fields) == 2 and fields[0] != "max":
         return int(fields[0]) / int(fields[1])

@@ -1,16 +1,16 @@
 """Decides which waiting prompts, and how much of each, join the next batch.
 
-`PrefillAdder` counts three budgets down and returns a complete `PrefillPlan`; it changes no request
-and allocates nothing. Nothing is remembered from step to step, so no flag can go stale. How a step
-is shared between a cut prompt and others follows from the cut prompt's lead over them.
+`PrefillAdder` counts down three budgets and returns a complete `PrefillPlan`; it changes no request
+and allocates nothing. It keeps no state between steps, so no flag can become stale. The cut
+prompt's lead over others decides how they share a step.
 
 The budgets, in tokens (`mixed` decode rows share the step):
   rem_input  maxPrefillTokens - mixed; without chunking the first prompt of a batch may exceed it
   rem_chunk  chunkSize - mixed; the minimum prefill share is kept out of both
   rem_total  pages left once the decode rows have theirs, less what running requests are expected
              to need: sum of min(max_tokens - output, 4096) x new-token ratio (1 with ignore_eos)
-Pages left are those that are free and those that could be evicted. A cached prefix that a request
-is going to use cannot be evicted, so it is taken off before the request is weighed.
+Pages left are free or evictable pages. A cached prefix that a request will use cannot be evicted,
+so it is subtracted before the request is considered.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
     from sluice_runtime.scheduler.host_tier import HostTier
 
 MAX_SKIPPED: Final = 32
-"""Maximum waiting prompts that one step skips as too long to join a prompt that is cut."""
+"""Most waiting prompts that one step skips because they are too long to join a cut prompt."""
 MAX_LOOKED_AT: Final = 1024
-"""Maximum waiting prompts that one step looks at."""
+"""Most waiting prompts that one step considers."""
 
 
 class AdmitResult(Enum):
     """Outcome of adding a request. CONTINUE: it was added. NO_TOKEN: the pool has no pages left.
-    OTHER: the step has no budget left. TOO_LONG: it fits in no step that the cut prompt shares."""
+    OTHER: the step has no budget left. TOO_LONG: it fits no step together with the cut prompt."""
 
     CONTINUE = "Continue"
     NO_TOKEN = "NoToken"  # noqa: S105
@@ -66,7 +66,7 @@ class PrefillItem(NamedTuple):
     end: int
     cut: bool
     match: Match | None = None
-    """Cached prefix of a request that starts; None: it has started before. When another prefix is
+    """Cached prefix of a request that starts; None: it has started before. If another prefix is
     locked first, the request may have to be matched again."""
     layers: LayerGroup | None = None
     """Layers in which the step computes the tokens; None: all, so the tokens are complete."""
@@ -102,7 +102,7 @@ class PrefillPlan:
 
 
 class PrefillAdder:
-    """Countdown of one step's budgets. `budget`: the step's token budget; None: it is chunkSize."""
+    """Countdown of one step's budgets. `budget`: the step's token budget; None: chunkSize."""
 
     def __init__(
         self,
@@ -134,15 +134,16 @@ class PrefillAdder:
 
     @property
     def closed(self) -> AdmitResult | None:
-        """Reason why no waiting request could join, so that no order is needed."""
+        """Reason why no waiting request can join, so that the policy need not sort; None: one may
+        join."""
         if self._rem_rows <= 0 or (self._rem_chunk is not None and self._rem_chunk <= 0):
             return AdmitResult.OTHER
         fits = self._available_pages > 0 and (self._alone or self._rem_total > self._page_size)
         return None if fits else AdmitResult.NO_TOKEN
 
     def make_way(self, continuing: Request | None) -> None:
-        """Sets aside the cut prompt's share of the step, before the first `add`. A prompt that ends
-        in this step is added whole."""
+        """Reserves the cut prompt's share of the step; call it before the first `add`. A prompt
+        that ends in this step is added whole."""
         if continuing is None:
             return
         budget = self._step_tokens()
@@ -155,7 +156,8 @@ class PrefillAdder:
         self._cut = True
 
     def add_kept(self, continuing: Request | None) -> None:
-        """Gives the cut prompt what was kept for it and what others left, after the last `add`."""
+        """Gives the cut prompt its reserved share and what others left; call it after the last
+        `add`."""
         if continuing is not None and self._share:
             self._spend(-self._share.kept_tokens, -self._share.kept_tokens)
             self._share = None
@@ -180,9 +182,9 @@ class PrefillAdder:
         return AdmitResult.CONTINUE
 
     def add_returning(self, request: Request, match: Match, arriving_pages: int) -> AdmitResult:
-        """Reserves what `add` would, without a part of the step, for a waiting request whose pages
-        are copied from the host tier. `arriving_pages`: pages already taken for it; if 0, its
-        copies begin now."""
+        """Reserves pages as `add` does, but no part of the step, for a waiting request whose pages
+        are copied from the host tier. `arriving_pages`: pages already taken for the request; if 0,
+        its copies start now."""
         if self._rem_rows <= 0:
             return AdmitResult.OTHER
         if not self._reserve(request, match, arriving_pages):
@@ -226,8 +228,8 @@ class PrefillAdder:
         return (start + max(budget, 0)) // self._page_size * self._page_size, True
 
     def _fits(self, tokens: int, pages: int, locked_pages: int) -> bool:
-        """Whether the pool has room. `tokens`: to compute and expected after that; `pages`: for
-        those to compute; `locked_pages`: evictable pages that the request locks."""
+        """Whether the pool has room. `tokens`: tokens to compute, and expected afterwards; `pages`:
+        pages for the tokens to compute; `locked_pages`: evictable pages that the request locks."""
         if pages + locked_pages > self._available_pages:
             return False
         if self._alone and not self._items:
@@ -246,7 +248,7 @@ class PrefillAdder:
         self._spend(tokens, math.ceil(tokens * self._share.weight(item.start)))
 
     def _step_tokens(self, start: int = 0) -> int | None:
-        """Tokens that the step has left for a prompt that begins there; None: chunking is off."""
+        """Tokens that the step has left for a prompt from `start` on; None: chunking is off."""
         if self._rem_chunk is None:
             return None
         if self._share is None:
@@ -272,11 +274,11 @@ def plan_prefill(
     """Admits waiting requests in order until one does not fit, and the request that was cut with
     the share that is kept for it.
 
-    Four kinds of requests are skipped, and those behind them go on. A prompt too long to be
-    computed with the cut one waits for the end of that; others delay it by no more than their
-    share. A request whose prefix is being computed finds it in a step or two. A request whose
-    adapter has no slot waits for one. A request whose prefix continues in the host tier waits for
-    the copies, with its pages and its row set aside.
+    Four kinds of requests are skipped, and later ones may join. A prompt too long to be computed
+    with the cut prompt waits until that has ended; others delay it by no more than their share. A
+    request whose prefix is being computed finds it cached in a step or two. A request whose adapter
+    has no slot waits for one. A request whose prefix continues in the host tier waits for the
+    copies, with its pages and row reserved.
     """
     adder.make_way(continuing)
     result = adder.closed or _admit_waiting(adder, waiting, match, prefixes, adapters, host)

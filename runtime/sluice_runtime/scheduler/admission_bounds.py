@@ -1,12 +1,13 @@
-"""Bounds on admission besides the budgets of a step. Values in, answers out; all but `Refusals`
-made for each step.
+"""Bounds on admission besides the budgets of a step. Pure values; all except `Refusals` are made
+anew for each step.
 
-Refusals           requests that are refused
+Refusals           which requests an engine refuses
 AdapterSlots       how many different adapters the rows may have
 Share              how a step is shared between a prompt that is cut and those behind it
 PrefillHeadroom    pages, tokens and rows that a step has left for prompts
-PrefixesInFlight   requests that wait a step or two for a prefix that another one computes now
-Locking, Unlocking evictable pages that locks on the prefix tree would take or give back
+PrefixesInFlight   prefixes being computed, for which other requests wait a step or two
+Locking            pages that locks on the prefix tree would take from the evictable ones
+Unlocking          pages that become evictable if such locks are released
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from sluice_runtime.wire.messages import Generate, Refusal, TokenDelta
 CLAIM_SECONDS: Final = 5.0
 """Time that a request waits for an adapter slot before it claims one."""
 WORTH_WAITING_TOKENS: Final = 32
-"""Tokens by which a shared prefix must be longer than the cached one to be worth waiting for."""
+"""Tokens by which a prefix in flight must exceed the cached prefix to be worth waiting for."""
 
 
 class Refusals:
@@ -48,13 +49,13 @@ class Refusals:
 
     @property
     def limits(self) -> Limits:
-        """The limits of the pool that is left."""
+        """Limits for the pool that is left after pages were lost."""
         retired_tokens = self._kv.retired_pages * self._settings.page_size
         return without(self._settings.limits, retired_tokens)
 
     def refused(self, message: Generate, adapters: Mapping[str, str]) -> TokenDelta | None:
-        """The end of a request that is refused; None if it is not. `adapters`: the loaded ones, by
-        key."""
+        """The final delta of a refused request; None if it is accepted. `adapters`: loaded adapters
+        by key."""
         kind: Refusal | None = None
         if not (error := self._invalid(message)):
             error, kind = self.shrunk(len(message.token_ids), message.max_tokens), "unavailable"
@@ -67,7 +68,8 @@ class Refusals:
         return TokenDelta(message.request_id, (), "error", error, refusal=kind)
 
     def shrunk(self, known_tokens: int, max_tokens: int) -> str | None:
-        """Why so many tokens fitted when the engine started and do not now; None if they do."""
+        """Reason why this many tokens no longer fit, though they did when the engine started; None
+        if they fit."""
         if not self._kv.retired_pages:
             return None
         answer_tokens = least_answer(max_tokens)
@@ -83,14 +85,13 @@ class Refusals:
 
 
 class AdapterSlots:
-    """Adapters that the next step may have rows of: at most `most` different ones, including those
-    of the rows that run.
+    """Adapters whose rows the next step may have: at most `most` different ones, including those of
+    running rows.
 
-    A request whose adapter has no slot is skipped for others. Once it has waited for CLAIM_SECONDS
-    it claims a slot. Of the adapters in use, the one with the fewest rows then takes no new
-    requests until its last row has ended. The smallest number of rows can only fall meanwhile,
-    so the slot comes free when answers end that run now. `add` is called for every request that
-    joins the step.
+    A request whose adapter has no slot is skipped. Once it has waited for CLAIM_SECONDS it claims a
+    slot: the adapter in use with the fewest rows then takes no new requests until its last row has
+    ended. That smallest number can only fall meanwhile, so the slot becomes free when answers that
+    run now end. `add` is called for every request that joins the step.
     """
 
     def __init__(self, most: int, holding: Iterable[Request], now: float) -> None:
@@ -102,7 +103,8 @@ class AdapterSlots:
         """The adapter that gives its slot up, by the adapter that claims it."""
 
     def admits(self, request: Request) -> bool:
-        """Whether its adapter has a slot or gets one; requests come in the order of admission."""
+        """Whether the request's adapter has a slot or gets one; call it in the order of
+        admission."""
         adapter = request.adapter
         if not adapter:
             return True
@@ -135,7 +137,8 @@ class AdapterSlots:
 
 
 def adapter_refusal(key: str, loaded: Collection[str]) -> str | None:
-    """Explains for a person why no request with this adapter is accepted; None if it is."""
+    """Explains to a person why requests with this adapter are refused; None if they are
+    accepted."""
     if not key or key in loaded:
         return None
     return f"adapter {key} is not loaded here; loaded: {', '.join(sorted(loaded)) or 'none'}"
@@ -143,33 +146,33 @@ def adapter_refusal(key: str, loaded: Collection[str]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Division of one step between a prompt that is cut and those that wait behind it.
+    """Division of one step between the cut prompt and the prompts that wait behind it.
 
-    The cut prompt keeps half of the step, less the tokens by which it is ahead of others, and one
-    page at least. So since it began, others never had more tokens of its steps than it had itself.
+    The cut prompt keeps half of the step, less the tokens by which it leads the others, but at
+    least one page. So since it began, the others together never got more tokens than it did.
     """
 
     kept_tokens: int
     """Tokens kept for the cut prompt, however many others wait."""
     max_tokens: int
-    """Maximum tokens for the others, if their tokens weigh little enough."""
+    """Most tokens for the others, if their weights allow it."""
     max_chunk_tokens: int
-    """Weighted tokens of the budget that others could have in a step that gives the cut prompt one
-    page."""
+    """Most weighted tokens for the others in a step that gives the cut prompt only one page."""
     max_input_tokens: int
-    """Maximum tokens for others in such a step, however little they weigh."""
+    """Most tokens, unweighted, for the others in a step that gives the cut prompt only one page."""
     context_tokens: int
     """Tokens that the cut prompt's next tokens attend to."""
     beginning_weight: float
 
     def weight(self, start: int) -> float:
-        """Budget that a token takes which attends to `start` others; a token of the cut prompt
-        takes 1."""
+        """Budget that a token attending to `start` others takes; a token of the cut prompt takes
+        1."""
         begins = self.beginning_weight
         return begins + (1 - begins) * start / self.context_tokens
 
     def ever_fits(self, start: int, tokens: int) -> bool:
-        """Whether there are steps in which so many tokens fit together with the cut prompt."""
+        """Whether `tokens` tokens after `start` can fit in any step together with the cut
+        prompt."""
         light = tokens * self.weight(start) <= self.max_chunk_tokens
         return light and tokens <= self.max_input_tokens
 
@@ -177,8 +180,8 @@ class Share:
 def share_with(
     cut: Request, budget: int, input_tokens: int, page_size: int, beginning_weight: float
 ) -> Share:
-    """Divides a step. `budget`: prompt tokens that the cut prompt could have alone; `input_tokens`:
-    the maximum of all prompts together."""
+    """Divides a step. `budget`: tokens that the cut prompt could have alone; `input_tokens`: most
+    tokens of all prompts together."""
     half = -(-(budget - cut.lead_tokens) // 2)
     kept = max(1, pages_for(half, page_size)) * page_size
     return Share(
@@ -216,8 +219,8 @@ def headroom_beside(
     available_pages: int,
     free_rows: int,
 ) -> PrefillHeadroom:
-    """Headroom for prefill, given the requests that run, and those that have pages and will run.
-    `ratio` is the new-token ratio."""
+    """Headroom for prefill beside running requests and those that have pages and will run. `ratio`:
+    the new-token ratio."""
     coming = [*([prefilling] if prefilling else []), *preallocated]
     return PrefillHeadroom(
         available_pages=available_pages - len(running.rows_needing_page()),
@@ -229,10 +232,10 @@ def headroom_beside(
 
 
 class PrefixesInFlight:
-    """Requests whose prompts are computed by this step or by one in flight.
+    """Requests whose prompts this step or a step in flight computes.
 
-    Requests that arrive together with the same prompt would otherwise all compute it. Compares the
-    tokens of requests, and looks at no tree.
+    Others with the same prefix wait for these; otherwise requests that arrive together would all
+    compute it. Compares tokens of requests, not the prefix tree.
     """
 
     def __init__(self, settings: SchedulerSettings, requests: Iterable[Request]) -> None:
@@ -246,7 +249,7 @@ class PrefixesInFlight:
         self._requests.append(request)
 
     def covers(self, request: Request, match: Match) -> bool:
-        """Whether the tree will soon have much more of the request than `match`."""
+        """Whether the prefix tree will soon hold much more of the request than `match`."""
         more_pages = pages_for(WORTH_WAITING_TOKENS, self._page_size)
         reach = (match.pages + more_pages) * self._page_size
         if not self._caches or request.scores_prompt or reach >= len(request.token_ids):
@@ -261,8 +264,8 @@ class PrefixesInFlight:
         return covered
 
     def same_head_as_last(self, request: Request) -> bool:
-        """Whether the request begins like the last one that was covered. Then it is covered too,
-        and matching it can be skipped: thousands may wait for one prefix."""
+        """Whether the request begins like the last covered request. It is then covered too, so
+        matching it can be skipped; thousands may wait for one prefix."""
         if self._last_head is None or request.scores_prompt:
             return False
         namespace, head = self._last_head
@@ -274,14 +277,15 @@ class PrefixesInFlight:
 
 
 class Locking:
-    """Forecast, without touching the tree, of what locking some matches one after another takes
-    from the evictable pages."""
+    """Forecast of how many pages stop being evictable when some matches are locked in turn. Does
+    not change the tree."""
 
     def __init__(self) -> None:
         self._pages: dict[Node, int] = {}
 
     def cost(self, match: Match) -> int:
-        """Pages that are evictable now and would not be, without those of matches added before."""
+        """Pages that locking `match` would take from the evictable ones, beyond those of matches
+        added before."""
         return sum(
             max(0, pages - self._pages.get(node, 0))
             for node, pages in _pages_by_node(match)
@@ -294,15 +298,15 @@ class Locking:
 
 
 class Unlocking:
-    """Forecast of what giving some locks back, one after another, makes evictable. `kept` is not
-    counted: another request is going to lock it."""
+    """Forecast of how many pages become evictable when some locks are released in turn. Pages of
+    `kept` are not counted, because another request will lock them."""
 
     def __init__(self, kept: Match | None = None) -> None:
         self._returned: Counter[Node] = Counter()
         self._kept = dict(_pages_by_node(kept)) if kept else {}
 
     def add(self, lock: Lock) -> int:
-        """Pages that become evictable with this lock."""
+        """Pages that releasing `lock`, too, makes evictable."""
         pages, node = 0, lock.node
         while node.parent is not None:
             self._returned[node] += 1

@@ -5,16 +5,16 @@ extend, rows that decode, rows dropped. It is complete, frozen and serialisable,
 tensor parallel group can receive it and CUDA graphs can pad it. It knows no tensor.
 
 A row with drafts is verified: its last token and its drafts are computed at once, and a token is
-drawn after each of them. How many of these it keeps is in the next batch.
+drawn after each. The next batch says how many of the drawn tokens the row keeps.
 
 A decode row carries no token: its input is the last token sampled for that row, which the runner
-keeps. So a batch can be made before the results of the one before it have been read.
+keeps. So a batch can be made before the previous batch's results have been read.
 
-A chunk of a prompt may be computed in groups of layers, one a step: its extend row comes again with
-each of them, and the runner keeps what leaves a group until the next one.
+A chunk of a prompt may be computed in groups of layers, one group a step. Its extend row is
+repeated for each group, and the runner keeps a group's output for the next group.
 
-A batch's `StepShape` is what its duration depends on. The runner answers with `SampledTokens`; the
-scheduler makes a `StepOutcome` of it: tokens for clients, and what a hand-over needs.
+A batch's duration depends on its `StepShape`. The runner returns `SampledTokens`; from these the
+scheduler makes a `StepOutcome`, with tokens for clients and facts for a hand-over.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ class RowAdded(msgspec.Struct, frozen=True, array_like=True):
     history: tuple[int, ...] = ()
     """All tokens of the request so far, if its sampling looks back at them."""
     stop_token_ids: tuple[int, ...] = ()
-    """Tokens that would end the request, if a minimum length keeps them from being drawn at
-    first."""
+    """Tokens that would end the request and may not be drawn before its minimum length; empty
+    without one."""
     logprobs: int = -1
     """Number of most probable tokens to report with each drawn token; -1: nothing."""
     prompt_logprobs: int = -1
-    """Number of most probable tokens to report with each prompt token; -1: nothing. Otherwise the
-    whole prompt is computed for this row."""
+    """Number of most probable tokens to report with each prompt token; -1: nothing. If not -1, the
+    whole prompt is computed for this row, even if it is cached."""
     computed_tokens: int = 0
-    """Tokens of a resumed row that another engine has written into its pages. It decodes from
-    `last_token` on, without an extend step. The row may have two `PagesAppended` in this batch: the
-    first holds these tokens."""
+    """Tokens of a resumed row that another engine has written into the row's pages. The row decodes
+    from `last_token` on, without an extend step. It may have two `PagesAppended` in this batch; the
+    first is for these tokens."""
     last_token: int = NO_TOKEN
     adapter: str = ""
     """Key of the adapter that all of its tokens are computed with; empty: none."""
@@ -76,8 +76,8 @@ class RowAdded(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PagesReplaced(msgspec.Struct, frozen=True, array_like=True):
-    """Replaces the row's pages from index `first` on by pages of equal content, which is kept
-    once."""
+    """Replaces the row's pages from index `first` on by pages of equal content, so that it is
+    stored only once."""
 
     row: int
     first: int
@@ -85,8 +85,8 @@ class PagesReplaced(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PagesAppended(msgspec.Struct, frozen=True, array_like=True):
-    """Pages that follow those the row already has, in the order of its tokens. The first pages of
-    an added row may be computed already; the last one only if the row is resumed."""
+    """Pages to add after those of the row, in the order of its tokens. An added row's first pages
+    may be computed already; its last page only if the row is resumed."""
 
     row: int
     page_ids: tuple[int, ...]
@@ -97,7 +97,7 @@ class RowTrimmed(msgspec.Struct, frozen=True, array_like=True):
 
     row: int
     length: int
-    """Tokens whose keys and values are valid; those of refused drafts lie behind them."""
+    """Tokens whose keys and values are valid; those of refused drafts come after them."""
     pages: int
     """Number of leading pages that stay; the others were given back."""
     last_token: int
@@ -108,12 +108,13 @@ class ExtendRow(msgspec.Struct, frozen=True, array_like=True):
 
     row: int
     start: int
-    """Tokens of the row that are in the pool already, equal to the length of the runner's row."""
+    """Tokens of the row that are in the pool already; equals the row's length in the runner."""
     token_ids: tuple[int, ...]
     samples: bool
-    """Whether the next token is drawn after it; never for a chunk that more chunks follow."""
+    """Whether a token is drawn after the last of `token_ids`; false for a chunk that more chunks
+    follow."""
     next_token: int = NO_TOKEN
-    """Token behind a chunk that more chunks follow, where a draft head computes along; else
+    """Token after a chunk that more chunks follow, if a draft head computes the prompt too; else
     NO_TOKEN."""
 
 
@@ -126,7 +127,7 @@ class LayerGroup(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def last(self) -> bool:
-        """Whether the tokens are complete after it."""
+        """Whether the tokens are complete after this group."""
         return self.end == self.of
 
     @property
@@ -136,8 +137,8 @@ class LayerGroup(msgspec.Struct, frozen=True, array_like=True):
 
 
 class VerifyRow(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens [start, start + len(token_ids)) of a row: its last token, and at least one draft, or
-    NO_TOKEN for each that the draft model is to propose. A token is drawn after each."""
+    """Tokens [start, start + len(token_ids)) of a row: its last token and at least one draft. A
+    draft that the draft model has yet to propose is NO_TOKEN. A token is drawn after each."""
 
     row: int
     start: int
@@ -145,20 +146,20 @@ class VerifyRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HostCopies(msgspec.Struct, frozen=True, array_like=True):
-    """Pages to copy between the pool and the host tier. Slots are numbered: those in memory first,
-    behind them those on disk."""
+    """Pages to copy between the pool and the host tier. Slots are numbered: slots in memory first,
+    then slots on disk."""
 
     saved: tuple[tuple[int, int], ...] = ()
     """(page, slot) pairs, copied before anything of the step writes to the pool."""
     loaded: tuple[tuple[int, int], ...] = ()
-    """(slot, page) pairs, copied while the step runs; it reads none of these pages."""
+    """(slot, page) pairs, copied while the step runs; the step reads none of these pages."""
     spilled: tuple[tuple[int, int], ...] = ()
     """(slot in memory, slot on disk) pairs, copied while the step runs."""
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """One step. Applied in the order of the fields: a dropped row may be added again at once, and
-    a page that was replaced may be another row's already."""
+    """One step. Its fields are applied in order, so a dropped row may be added again, and a
+    replaced page may belong to another row already."""
 
     step: int
     mode: ForwardMode
@@ -172,18 +173,19 @@ class Batch(msgspec.Struct, frozen=True):
     """Layers in which the one extend row is computed; None: all rows are computed in all layers."""
     verify_rows: tuple[VerifyRow, ...] = ()
     draft_rows: tuple[ExtendRow, ...] = ()
-    """Tokens that only the draft model computes (DRAFT_EXTEND): what it lacks of verified rows, up
-    to their last token, and a part of what it lacks of decode rows."""
+    """Tokens that only the draft model computes (DRAFT_EXTEND): of verified rows all that it lacks
+    before the last token, of decode rows a part."""
     decode_rows: tuple[int, ...] = ()
     """Rows advanced by one token: input is their last sampled token, start is their length."""
     decode_context_tokens: int = 0
-    """Tokens that decode rows and verified rows attend to, without drafts: the cost of the step."""
+    """Tokens that decode rows and verified rows attend to, without drafts; used for the step's
+    cost."""
     host_copies: HostCopies | None = None
-    """Copies to begin with this step."""
+    """Copies to start in this step."""
 
     @property
     def sampling_rows(self) -> tuple[int, ...]:
-        """The row of each token that is drawn, in the order in which results are returned."""
+        """The row of each token that is drawn, in the order of the results."""
         prompts = tuple([extend.row for extend in self.extend_rows if extend.samples])
         if not self.verify_rows:
             return prompts + self.decode_rows
@@ -202,7 +204,8 @@ class Batch(msgspec.Struct, frozen=True):
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of the rows added by this step that were computed before."""
+        """Computed tokens of the rows that this step adds, from the prefix cache or another
+        engine."""
         added = {row.row for row in self.added_rows}
         return sum(extend.start for extend in self.extend_rows if extend.row in added)
 
@@ -215,8 +218,8 @@ class Batch(msgspec.Struct, frozen=True):
 def forward_mode(
     extends: bool, decodes: bool, verifies: bool = False, *, splits: bool = False
 ) -> ForwardMode:
-    """The mode of a batch with or without rows of each kind. `splits`: whether the extend row is
-    computed in some of the layers."""
+    """The mode of a batch by the kinds of its rows. `splits`: whether the extend row is computed in
+    only some layers."""
     if splits:
         return ForwardMode.SPLIT_PREFILL
     if extends:
@@ -238,7 +241,8 @@ class StepShape(NamedTuple):
     decode_context_tokens: int = 0
     """Tokens that the decode rows attend to, their own included."""
     passes: float = 1
-    """Number of times that the weights are read: a group of layers reads its own again."""
+    """Number of times that the weights are read; a group of layers adds a read of its own
+    weights."""
 
     @property
     def features(self) -> tuple[float, ...]:
@@ -259,7 +263,7 @@ def shape_of(batch: Batch) -> StepShape:
 
 
 def in_layers(shape: StepShape, share: float) -> StepShape:
-    """The shape with its prompt tokens in a share of the layers, in a pass of their own."""
+    """The shape with its prompt tokens computed in a share of the layers, in a separate pass."""
     return shape._replace(
         extend_tokens=shape.extend_tokens * share,
         extend_context_products=shape.extend_context_products * share,
@@ -268,7 +272,8 @@ def in_layers(shape: StepShape, share: float) -> StepShape:
 
 
 def context_products(start: int, tokens: int) -> int:
-    """Pairs of a token and one it attends to, for `tokens` tokens after the first `start`."""
+    """Number of pairs of a token and a token that it attends to, for `tokens` tokens after the
+    first `start`."""
     return tokens * start + tokens * (tokens + 1) // 2
 
 
@@ -284,13 +289,13 @@ class HostCopied(msgspec.Struct, frozen=True, array_like=True):
     pages: int
     seconds: float
     bad_slots: tuple[int, ...] = ()
-    """Slots of `loaded` copies whose content was not what had been written, or slots on disk that
-    `spilled` copies could not write."""
+    """Slots of `loaded` copies with damaged content, or slots on disk that `spilled` copies could
+    not write."""
 
 
 class SampledTokens(msgspec.Struct, frozen=True):
     """Result of a step: one token, or NO_TOKEN, for each of its `sampling_rows`, in that order.
-    Tokens of a verified row are what would be drawn if all drafts before were right."""
+    Each token of a verified row is drawn as if all drafts before it were right."""
 
     step: int
     token_ids: tuple[int, ...] = ()
@@ -300,9 +305,10 @@ class SampledTokens(msgspec.Struct, frozen=True):
     """Logprobs of a whole prompt, in the entry of the token drawn after it; empty when no row
     asks."""
     drafts: tuple[int, ...] = ()
-    """Drafts of the verified rows, one row after the other, where the draft model proposed them."""
+    """Drafts of the verified rows that the draft model proposed, one row after the other."""
     error: str = ""
-    """Explains why the step had too little memory; none of its rows has a result then."""
+    """Explains why the step ran out of memory; then none of its rows has a result. Empty: it did
+    not."""
     copied: tuple[HostCopied, ...] = ()
     """Copies that have ended since the last step, whichever step began them."""
 
@@ -323,8 +329,8 @@ class SampledTokens(msgspec.Struct, frozen=True):
 class FinishedChunk(NamedTuple):
     """Tokens [start, end) of a prompt whose keys and values are complete now.
 
-    The first chunk of a request begins at 0, because what was cached is complete too; so it does
-    again after a retraction. The pages stay the request's until it ends or is retracted.
+    The first chunk of a request begins at 0, because cached tokens are complete too; after a
+    retraction chunks begin at 0 again. The request holds the pages until it ends or is retracted.
     """
 
     request_id: str
@@ -332,9 +338,9 @@ class FinishedChunk(NamedTuple):
     start: int
     end: int
     page_ids: tuple[int, ...]
-    """Pages of these tokens. All but the last chunk of a prompt end at the end of a page."""
+    """Pages of these tokens. Every chunk of a prompt except the last ends with a full page."""
     token_ids: tuple[int, ...]
-    """Tokens of the chunk, first those that were cached, then those that the runner computed."""
+    """Tokens of the chunk: cached tokens first, then tokens that the runner computed."""
 
 
 class Preallocated(NamedTuple):

@@ -1,20 +1,22 @@
-"""How long a step takes, learnt from the steps before it.
+"""Predicts how long a step takes, learnt from earlier steps.
 
     seconds = step + token x prompt tokens + product x context products
             + row x decode rows + context x decode context
 
-Five coefficients, none negative, fitted to the relative error by least squares that forgets: each
-new step makes those of its kind before it count for a little less. Steps with and without prompt
-tokens are forgotten apart, so that an hour of decoding does not erase what prompts cost.
+The five coefficients are not negative. They are fitted by least squares of the relative error, with
+forgetting: each new step lowers the weight of earlier steps of its kind. Steps with and without
+prompt tokens are forgotten separately, so that an hour of decoding does not erase what prompts
+cost.
 
-What prompts add to a step is measured too: its duration less the predicted one of the same step
-without them. It is less than the prompts' own computation, part of which hides behind reading the
-weights, as a step that only decodes does as well.
+The time that prompts add to a step is measured too: its duration less the duration predicted for
+the step without prompts. It is less than the prompts' own computation, because part of that
+overlaps with reading the weights, which decoding alone needs too.
 
-A step far from its prediction counts as one at the edge of what is likely. When several in a row
-are far off on the same side, the machine has changed: all coefficients are scaled.
+The duration of an outlier is cut to the edge of what is likely. After several successive outliers
+on one side the machine counts as changed, and all coefficients are scaled.
 
-`Residuals` remembers how far steps were from their prediction, for a promise about a share of them.
+`Residuals` remembers how far steps were from their prediction, for promises about a share of the
+steps.
 
 Pure Python, some 15 microseconds a step. Knows no clock, no request and no device.
 """
@@ -41,26 +43,27 @@ ROWS: Final = [
 FORGETTING: Final = 0.99
 """Decay per step of its kind: a step counts for a third after a hundred more."""
 SWEEPS: Final = 6
-"""Passes of coordinate descent a step; each begins where the last step's ended."""
+"""Passes of coordinate descent in each step, which start from the previous step's result."""
 FORGOTTEN: Final = 1e-200
-"""Evidence so old that rounding would lose it: the coefficient stays as it is."""
+"""Weight of evidence below which it is so old that rounding would lose it; the coefficient then
+stays unchanged."""
 ENOUGH_EXTENDS: Final = 8
 SETTLED_DECODES: Final = 32
 """Steps without prompt tokens that show what a step costs without them."""
 SETTLED_EXTENDS: Final = 32
-"""Steps with prompt tokens after which an error is the step's, not the model's."""
+"""Steps with prompt tokens after which an error counts as the step's fault, not the model's."""
 LIKELY_ERRORS: Final = 4.0
 """Multiple of the mean error beyond which a step is an outlier."""
 LEAST_ERROR: Final = 0.05
 CHANGE_STEPS: Final = 6
-"""Consecutive outliers on one side that mean a change of the machine."""
+"""Number of consecutive outliers on one side after which the machine counts as changed."""
 STEPS: Final = 400
-"""Minimum number of steps that are remembered."""
+"""Fewest steps that are remembered."""
 HICCUP: Final = 2.0
-"""Ratio of observed to predicted time from which on the machine stood still: no smaller step would
-have helped."""
+"""Ratio of observed to predicted time from which the machine counts as having paused: a smaller
+step would not have helped."""
 LEAST_STEPS: Final = 3.8
-"""Decayed count of steps that a `StepTime` needs before it predicts."""
+"""Number of steps, with decay, that a `StepTime` needs before it predicts."""
 LEAST_SPREAD: Final = 1e-6
 """Minimum variance over squared mean that counts as steps of different sizes."""
 LINE_FORGETTING: Final = 0.98
@@ -68,11 +71,11 @@ LINE_FORGETTING: Final = 0.98
 LAG_LEARNING: Final = 0.15
 """Weight of one observation of a draft model catching up."""
 FIRMNESS: Final = 1e-3
-"""Ridge term as a share of the spread: prices that the steps hardly tell apart stay nearly as they
-were."""
+"""Ridge term as a share of the spread, so that prices which the steps hardly distinguish stay
+nearly unchanged."""
 PRIOR_STEPS: Final = 8
 PRIOR_SPREAD: Final = 0.05
-"""Prior before there is any data: so many steps, with this spread around their prediction."""
+"""Prior before there is data: PRIOR_STEPS steps with PRIOR_SPREAD around their prediction."""
 
 
 class _Step(NamedTuple):
@@ -127,13 +130,14 @@ class CostModel:
         return self._without_prompts(shape) + prompts
 
     def _without_prompts(self, shape: StepShape) -> float:
-        """Predicted duration of the step without its prompts, reading the weights as often."""
+        """Predicted duration of the step without its prompts, but with as many reads of the
+        weights."""
         step, _, _, row, context = self._coefficients
         return step * shape.passes + row * shape.decode_rows + context * shape.decode_context_tokens
 
     def marginal_token_seconds(self) -> float | None:
-        """Seconds that a prompt token has lately added to a step that decodes anyway. At least 0,
-        where prompts hide behind the weights. None before there is enough data of both kinds of
+        """Seconds that a prompt token has lately added to a step that decodes anyway; may be 0 if
+        prompts overlap with reading the weights. None before there is enough data of both kinds of
         steps."""
         if not self._prompt_tokens:
             return None
@@ -157,7 +161,8 @@ class CostModel:
             evidence.add(shape.features, likely, scale)
             self._extends += bool(shape.extend_tokens)
         else:
-            # With rows that hardly change, a group is too small to separate from their errors.
+            # With hardly changing rows, a group's effect is too small to be distinguished from
+            # errors.
             prompts = (0.0, shape.extend_tokens, shape.extend_context_products, 0.0, 0.0)
             rest = self._without_prompts(shape)
             self._groups.add(prompts, max(0.0, likely - rest), scale)
@@ -167,7 +172,8 @@ class CostModel:
             self._measure_prompts(shape, min(seconds, HICCUP * scale))
 
     def _measure_prompts(self, shape: StepShape, seconds: float) -> None:
-        """Adds what the prompts of a step of so many seconds added to it, once that is known."""
+        """Records what the prompts of a step that took `seconds` added to it, if the rest can be
+        predicted."""
         if self._extends < SETTLED_EXTENDS or self._decodes < SETTLED_DECODES:
             return
         added = seconds - self._without_prompts(shape._replace(passes=1))
@@ -175,7 +181,7 @@ class CostModel:
         self._prompt_seconds = self._prompt_seconds * FORGETTING + added
 
     def _judged(self, seconds: float, predicted: float, mixed: bool) -> float:
-        """The duration to learn from: the measured one, unless it is unlikely."""
+        """The duration to learn from: the measured one, cut if it is an outlier."""
         step = _Step(seconds / predicted, mixed)
         likely = 1 + max(self._error, LEAST_ERROR) * LIKELY_ERRORS
         bounded = min(max(step.ratio, 1 / likely), likely)
@@ -194,14 +200,15 @@ class CostModel:
         return seconds
 
     def _remember(self, steps: list[_Step]) -> None:
-        """Adds steps that were no change of the machine to the residuals, as they may recur."""
+        """Adds to the residuals outliers that were not a change of the machine, because they may
+        recur."""
         for step in steps:
             if step.mixed and self._extends >= SETTLED_EXTENDS:
                 self._residuals.add(step.ratio)
         steps.clear()
 
     def _rescale(self, factor: float) -> None:
-        """Scales all that was learnt: the machine became so many times slower."""
+        """Scales everything learnt by `factor`, by which the machine became slower."""
         for evidence in (self._extending, self._decoding, self._groups):
             evidence.answers = [answer * factor for answer in evidence.answers]
         self._coefficients = [coefficient * factor for coefficient in self._coefficients]
@@ -251,18 +258,19 @@ class _Evidence:
 
 
 def steps_for(share: float) -> int:
-    """Number of steps that determine the bound of this share: two of them are over it."""
+    """Number of steps needed to determine the bound of `share`: on average two of them exceed
+    it."""
     return max(STEPS, round(2 / (1 - share)))
 
 
 class Residuals:
     """Observed over predicted seconds of the last steps.
 
-    What a share of the steps stays under is an order statistic. It is chosen so that the next step
-    is over it no more often than asked for, however step times are spread: machines have a few per
-    cent of slow steps, which no normal distribution has. While there are too few steps for that
-    share, the bound is the larger of the largest step and what mean and spread give; from 400 steps
-    on the largest step alone, as mean and spread of thousands take long to compute.
+    The bound for a share of the steps is an order statistic. It is chosen so that the next step
+    exceeds it no more often than allowed, whatever the distribution: machines have a few per cent
+    of slow steps, unlike a normal distribution. With too few steps for a share, the bound is the
+    larger of the largest step and a bound from mean and spread. From 400 steps on it is the largest
+    step alone, since mean and spread of thousands take long to compute.
     """
 
     def __init__(self, remembered_steps: int = STEPS) -> None:
@@ -271,7 +279,7 @@ class Residuals:
         self._sorted: list[float] = []
 
     def add(self, ratio: float) -> None:
-        """Adds one step; a hiccup of the machine says nothing about the steps to come."""
+        """Adds one step, unless the machine paused in it, which says nothing about later steps."""
         if ratio >= HICCUP:
             return
         if len(self._ratios) == self._remembered_steps:
@@ -280,8 +288,8 @@ class Residuals:
         insort(self._sorted, ratio)
 
     def rescale(self, factor: float) -> None:
-        """Divides the ratios of earlier steps, because predictions are `factor` times as long from
-        now on."""
+        """Divides earlier steps' ratios by `factor`, because predictions are longer by it from now
+        on."""
         ratios = [ratio / factor for ratio in self._ratios]
         self._ratios.clear()
         self._sorted.clear()
@@ -308,8 +316,8 @@ class Residuals:
 
 
 class StepTime:
-    """Seconds of steps without prompts, from their tokens and the passes of a draft model: least
-    squares that forgets. A price that the last steps do not show stays as it was."""
+    """Predicts seconds of steps without prompts from their tokens and a draft model's passes, by
+    least squares with forgetting. A price that recent steps do not show stays unchanged."""
 
     def __init__(self) -> None:
         self._sums = [0.0] * 9
@@ -321,7 +329,7 @@ class StepTime:
         self._passes_known = False
 
     def observe(self, tokens: int, passes: int, seconds: float) -> None:
-        """Learns from the duration of a step of so many tokens and passes."""
+        """Learns from the duration of a step with `tokens` tokens and `passes` passes."""
         pairs = tokens * tokens, tokens * passes, passes * passes, tokens * seconds
         new = (1.0, tokens, passes, seconds, *pairs, passes * seconds)
         self._sums = [old * LINE_FORGETTING + add for old, add in zip(self._sums, new, strict=True)]
@@ -329,7 +337,7 @@ class StepTime:
             self._solve()
 
     def at_most(self, tokens: int, passes: int) -> float:
-        """Predicted duration, with caution: while all steps had one size, a step costs only its
+        """Cautious prediction. While all steps had one size, a step is assumed to cost only its
         tokens, and a pass as much as a step. Infinite before the first step."""
         count, total, _, seconds, *_ = self._sums
         if not count:
@@ -340,7 +348,8 @@ class StepTime:
         return seconds * max(1 / count, tokens / total) + unknown_passes
 
     def seconds(self, tokens: int, passes: int) -> float:
-        """Predicted duration; more of anything never takes less. 0 before the first step."""
+        """Predicted duration, which never falls with more tokens or passes; 0 before the first
+        step."""
         count, total, total_passes, seconds, *_ = self._sums
         if not count:
             return 0.0
@@ -364,7 +373,7 @@ class StepTime:
         determinant = a * c - b * b
         token = self.token_seconds + (c * d - b * e) / determinant
         a_pass = self._pass_seconds + (a * e - b * d) / determinant
-        if token < 0:  # the other one alone
+        if token < 0:  # only the other price
             token, a_pass = 0.0, self._pass_seconds + (e + b * self.token_seconds) / c
         elif a_pass < 0:
             token, a_pass = self.token_seconds + (d + b * self._pass_seconds) / a, 0.0
@@ -373,10 +382,10 @@ class StepTime:
 
 @dataclass(slots=True)
 class Lag:
-    """Cost of a draft model's catching up, and the credit for drafts that do not pay."""
+    """Cost of a draft model's catching up, and the time credit for drafts that may not pay."""
 
     credit_seconds: float = 0.0
-    """Time that may be spent; less than 0 until losses are paid."""
+    """Seconds that may be spent on such drafts; below 0 until losses are paid back."""
     _tokens: float = 0.0
     _seconds: float = 0.0
 
@@ -386,12 +395,12 @@ class Lag:
         return self._seconds / self._tokens if self._tokens else 0.0
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """Learns from catching up on so many tokens. Few tokens, which take a pass for little,
-        count less than many."""
+        """Learns from catching up on `tokens` tokens. Few tokens count less, because a pass for
+        them shows little about the price of a token."""
         self._tokens = self._tokens * (1 - LAG_LEARNING) + tokens
         self._seconds = self._seconds * (1 - LAG_LEARNING) + max(0.0, seconds)
 
     def settle(self, seconds: float) -> None:
-        """Settles what a step with drafts has saved, or lost if negative. Savings pay for earlier
-        losses, and for nothing else."""
+        """Settles the seconds that a step with drafts has saved, or lost if negative. Savings only
+        pay back earlier losses."""
         self.credit_seconds = min(0.0, self.credit_seconds + seconds)

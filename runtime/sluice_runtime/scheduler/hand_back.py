@@ -1,9 +1,9 @@
 """Chooses waiting requests to hand to another engine that has room for them. Pure.
 
-A request that has begun stays: it holds pages, or a client has seen a part of its answer. Of the
-others one stays where waiting is cheaper than computing elsewhere what is cached here. It will wait
-for the prompts ahead of it, or as long again as it has waited: for pages or a row, which no rate
-predicts.
+A request that has begun stays: it holds pages, or its client has seen a part of the answer. Another
+request stays if waiting costs less time than computing elsewhere what is cached here. Its expected
+wait is the time for the prompts ahead of it, or as long again as it has waited if that is more:
+waits for pages or a row cannot be predicted otherwise.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def leaving(
     costs: Costs,
     now: float,
 ) -> list[list[Request]]:
-    """The first `most` of `groups`, in their order, all of whose requests may leave. A group is the
-    choices of one client's request, by id."""
+    """The first `most` groups whose requests may all leave, in the order of `groups`. A group is
+    the ids of all choices of one client's request."""
     asked = [requests for ids in groups if (requests := _not_begun(ids, table))]
     ahead = _tokens_ahead(table)
     chosen: list[list[Request]] = []
@@ -48,7 +48,7 @@ def leaving(
 
 
 def _not_begun(ids: Sequence[str], table: RequestTable) -> list[Request]:
-    """The requests with these ids; none if one of them has begun, or has ended."""
+    """The requests with these ids; empty if any of them has begun or ended."""
     requests = [request for id_ in ids if (request := table.get(id_))]
     may_leave = len(requests) == len(ids) and all(map(_has_not_begun, requests))
     return requests if may_leave else []
@@ -75,8 +75,8 @@ def _is_cheaper_elsewhere(
     costs: Costs,
     now: float,
 ) -> bool:
-    """Whether the request waits longer than its cached tokens save. The prompt of one that awaits
-    pages is computed by another engine, wherever it decodes."""
+    """Whether the request is expected to wait longer than its cached tokens save. A request that
+    awaits pages saves nothing, because another engine computes its prompt anyway."""
     if request.phase is Phase.AWAITING_PAGES:
         return True
     queued_seconds = ahead[request.request_id] * costs.token_seconds
@@ -85,6 +85,6 @@ def _is_cheaper_elsewhere(
 
 
 def _saved_pages(request: Request, kv: KvAllocator) -> int:
-    """Leading pages that are cached here, also in the host tier."""
+    """Number of leading pages that are cached here, including the host tier."""
     match = kv.match(request)
     return match.pages + (kv.host.returning(request, match) if kv.host else 0)

@@ -1,6 +1,6 @@
-"""Index from each page of the host tier to its slot, in memory or in the file on disk.
+"""Finds the slot of each page of the host tier, in memory or in the file on disk.
 
-A page is known by a digest of all tokens up to its end. Knows slots, not bytes, and no request.
+A digest of all tokens up to its end identifies a page. Knows slots, but neither bytes nor requests.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class HostPage:
 
 
 class HostIndex:
-    """The slot of each page. The least recently used goes first, in memory and on disk separately.
-    A slot that is being read keeps its content."""
+    """Slots of all pages. The least recently used page is dropped first, in memory and on disk
+    separately. A slot that is being read keeps its content."""
 
     def __init__(self, pages: HostPages) -> None:
         self._memory_pages = pages.memory
@@ -63,7 +63,7 @@ class HostIndex:
         return self._pages.get(digest)
 
     def continues(self, digest: bytes) -> bool:
-        """Whether some page here follows this prefix."""
+        """Whether a page in the tier follows the prefix with this digest."""
         return digest in self._followers
 
     def touch(self, page: HostPage) -> None:
@@ -71,7 +71,7 @@ class HostIndex:
         self._by_use[self.on_disk(page.slot)].move_to_end(page.digest)
 
     def add(self, digest: bytes, before: bytes) -> HostPage | None:
-        """A new page in a slot of memory; None: all slots are being read."""
+        """Adds a page in a memory slot; None: all slots are being read."""
         if (slot := self.take_slot(disk=False)) is None:
             return None
         page = self._pages[digest] = HostPage(digest, before, slot)
@@ -92,7 +92,7 @@ class HostIndex:
             self.free(page.slot)
 
     def read(self, page: HostPage) -> None:
-        """Counts a copy from the page's slot as ended."""
+        """Records that a copy from the page's slot has ended."""
         page.readers -= 1
         if page.dropped and not page.readers:
             self.free(page.slot)
@@ -105,8 +105,8 @@ class HostIndex:
         return next((page for page in self._by_use[disk].values() if not page.readers), None)
 
     def take_slot(self, *, disk: bool) -> int | None:
-        """A free slot. If there is none, the oldest page is dropped for its slot; None: all are
-        being read."""
+        """Takes a free slot or, if there is none, the oldest page's, which is dropped; None: all
+        slots are being read."""
         free, unused = self._free[disk], self._unused[disk]
         if not free and unused < self._ends[disk]:
             self._unused[disk] += 1
@@ -116,7 +116,7 @@ class HostIndex:
         return free.pop() if free else None
 
     def move(self, page: HostPage, slot: int) -> None:
-        """Gives a page its slot on disk, where its content is now; its slot in memory becomes
+        """Moves a page to its slot on disk, which has its content now; its memory slot becomes
         free."""
         assert not page.readers, "a slot is freed under a copy"
         self.free(page.slot)
@@ -129,7 +129,7 @@ class HostIndex:
             self.drop(page)
 
     def check_integrity(self, held: Iterable[int]) -> None:
-        """Asserts that each slot is free, a page's, or one of `held` by copies in flight."""
+        """Asserts that each slot is either free, or a page's, or in `held` by copies in flight."""
         used = [page.slot for page in self]
         slots = [*self._free[0], *self._free[1], *used, *held]
         for unused, end in zip(self._unused, self._ends, strict=True):

@@ -1,12 +1,12 @@
-"""The host tier: pages that the prefix cache evicted, in the host's memory or in a file on disk.
+"""The host tier: pages evicted from the prefix cache, kept in host memory or in a file on disk.
 
-A page is known by a digest of all tokens up to its end, so that a prefix is found page by page.
-Evicted pages are copied out before others write to them, if they are worth it: they were used
-twice, pages in the tier continue them, or copying them is faster than computing them. A request
-whose prefix continues here waits while the pages are copied into free ones of the pool; others run
-meanwhile. Then the prefix cache has the pages. While copies take longer than computing would, no
-request waits for them. Pages move from memory to disk ahead of time. Knows slots, not bytes: the
-engine copies, and reports which copies have ended.
+A digest of all tokens up to its end identifies a page, so a prefix is found page by page. An
+evicted page is copied out, before its memory is reused, if it is worth it: it was used twice, pages
+in the tier continue it, or copying is faster than computing it. A request whose prefix continues in
+the tier waits while those pages are copied into free pages of the pool; others run meanwhile. The
+pages then belong to the prefix cache. While copying takes longer than computing, no request waits
+for it. Pages move from memory to disk ahead of time. Knows slots, not bytes: the engine copies, and
+reports which copies have ended.
 """
 
 from __future__ import annotations
@@ -26,27 +26,29 @@ from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.wire.messages import HostCacheLoad
 
 DIGEST_BYTES: Final = 16
-"""Length of a digest. The hash is cryptographic, so no client can make two prefixes collide."""
+"""Length of a digest in bytes. The hash is cryptographic, so no client can make two prefixes
+collide."""
 TURN_SECONDS: Final = 0.003
-"""Time that a request waits for returning pages, however few: one more step."""
+"""Least time that a request waits for returning pages: one more step."""
 LEAST_WAIT_SECONDS: Final = 0.25
-"""Minimum time that requests wait for copies, before their tokens are computed after all."""
+"""Least time that requests wait for copies before their tokens are computed instead."""
 FREE_SHARE: Final = 8
-"""Divisor: one slot of so many is kept free in memory, where there is a disk."""
+"""With a disk, one in FREE_SHARE memory slots is kept free."""
 MAX_SPILLED: Final = 64
-"""Maximum pages that move to disk at once."""
+"""Most pages that move to disk at once."""
 
 
 @dataclass(slots=True, eq=False)
 class TierLoad:
-    """Pages on their way into the pool, behind a locked prefix."""
+    """Pages on their way into the pool, which continue a locked prefix."""
 
     lock: Lock
     key: bytes
     """Token ids of `pages`, as the prefix tree compares them."""
     pages: list[HostPage]
     page_ids: list[int] = field(default_factory=list)
-    """Destination pages in the pool. Once loaded, only those that did not become the tree's."""
+    """Destination pages in the pool; after loading, only those that the prefix tree did not take
+    over."""
 
 
 @dataclass(slots=True)
@@ -54,9 +56,9 @@ class HostCounts:
     """Counters since the start."""
 
     hit_tokens: Counter[str] = field(default_factory=Counter)
-    """Tokens that came back, by tier: memory or disk."""
+    """Tokens that were loaded back, by tier: memory or disk."""
     bad_pages: int = 0
-    """Pages whose content was not what had been written, or that could not be written."""
+    """Pages whose content had changed when they were read, or that could not be written."""
     copied_pages: Counter[str] = field(default_factory=Counter)
     """Pages copied, by `HostCopied.kind`."""
     copy_seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -73,8 +75,8 @@ class HostTier:
         lease: Callable[[list[int], Lock, Fence], None],
         release: Callable[[Fence], None],
     ) -> None:
-        """Hears from `cache` what is evicted. `token_seconds`: what computing a token takes, 0
-        while unknown. `lease` keeps pages and a lock until `release`."""
+        """`cache` reports evictions to this tier. `token_seconds`: seconds to compute a token, 0
+        while unknown. `lease`: keeps pages and a lock until `release`."""
         pages = settings.host_pages
         assert pages is not None
         self._page_size = settings.page_size
@@ -102,12 +104,12 @@ class HostTier:
 
     @property
     def loading(self) -> bool:
-        """Whether a request waits for pages that come back."""
+        """Whether a request waits for returning pages."""
         return bool(self._loading)
 
     @property
     def saving_pages(self) -> frozenset[int]:
-        """Pages whose content the next step copies out first (for checks)."""
+        """Pages that the next step copies out first; for integrity checks."""
         return frozenset(page for page, _ in self._saved)
 
     def load(self) -> HostCacheLoad:
@@ -125,8 +127,8 @@ class HostTier:
     # Pages that leave the pool.
 
     def _evicted(self, node: Node, pages: int) -> None:
-        """Decides for each of the node's last `pages` pages, which leave the tree, whether it is
-        saved."""
+        """Called for the node's last `pages` pages, which leave the tree; saves each page that is
+        worth it."""
         digests, first = self._digests_of(node), len(node.page_ids) - pages
         depth = len(node.page_ids) + _pages_before(node)
         for index in range(len(node.page_ids) - 1, first - 1, -1):
@@ -141,15 +143,15 @@ class HostTier:
             depth -= 1
 
     def _worth_saving(self, node: Node, digest: bytes, depth: int) -> bool:
-        """Whether to save a page whose prefix is `depth` pages long. A page that others in the tier
-        continue is saved, because they could not be found without it."""
+        """Whether to save a page whose prefix is `depth` pages long. A page that pages in the tier
+        continue is always saved, because these could not be found without it."""
         if node.uses > 1 or self.index.continues(digest):
             return True
         there_and_back = self._page_seconds("saved") + self._page_seconds("loaded")
         return self._cheaper(depth, there_and_back)
 
     def _cheaper(self, pages: int, page_seconds: float) -> bool:
-        """Whether copying so many pages is faster than computing them; yes while unknown."""
+        """Whether copying `pages` pages is faster than computing them; True while unknown."""
         computing = self._computing_seconds(pages)
         return not computing or computing > pages * page_seconds + TURN_SECONDS
 
@@ -160,15 +162,16 @@ class HostTier:
         pages = self.counts.copied_pages[kind]
         return self.counts.copy_seconds[kind] / pages if pages else 0.0
 
-    # Pages that come back.
+    # Returning pages.
 
     def returning(self, request: Request, match: Match) -> int:
-        """Pages behind the request's cached prefix that should come back before it starts."""
+        """Number of pages after the request's cached prefix that should be loaded before the
+        request starts."""
         pages = len(self._found(request, match.pages))
         return pages if pages and self._cheaper(pages, self._page_seconds("loaded")) else 0
 
     def arriving(self, request: Request, match: Match) -> int:
-        """Pages behind the request's cached prefix that are on their way."""
+        """Number of pages after the request's cached prefix that are being loaded."""
         if not self._loading or self._late():
             return 0
         pages = 0
@@ -185,7 +188,7 @@ class HostTier:
     def lock(self, request: Request, match: Match) -> TierLoad:
         """Locks the cached prefix and the tier's pages that continue it; allocates nothing."""
         pages = self._found(request, match.pages)
-        for page in pages[::-1]:  # the first ones are dropped last
+        for page in pages[::-1]:  # so that the first pages are dropped last
             page.readers += 1
             self.index.touch(page)
         first = match.pages * self._page_size
@@ -193,8 +196,8 @@ class HostTier:
         return TierLoad(self._cache.lock(match), key, pages)
 
     def begin(self, load: TierLoad, page_ids: list[int]) -> None:
-        """Starts copying the load's pages into `page_ids` with the next step; these are leased
-        until the copies end."""
+        """Schedules copies of the load's pages into `page_ids` for the next step; `page_ids` are
+        leased until the copies end."""
         load.page_ids = page_ids
         self._lease(page_ids, load.lock, _fence_of(load))
         self._loading.update(page.digest for page in load.pages)
@@ -214,7 +217,7 @@ class HostTier:
 
     def take_copies(self, step: int) -> HostCopies | None:
         """Copies that the step has to begin; None if there are none."""
-        # A slot may have been taken twice for one step: the last page is in it.
+        # A slot may have been taken twice in one step; then the last page has it.
         last = {slot: page for page, slot in self._saved}
         saved, self._saved = tuple((page, slot) for slot, page in last.items()), []
         loads, self._begun = self._begun, []
@@ -232,7 +235,8 @@ class HostTier:
         return HostCopies(saved, tuple(loaded), spilled)
 
     def _spilled(self, step: int) -> Iterator[tuple[int, int]]:
-        """Moves the longest unused pages to disk, so that slots in memory are free in time."""
+        """Starts moving the least recently used pages to disk, so that memory slots become free in
+        time."""
         if self._spilling:
             return
         shortage = min(MAX_SPILLED, self._free_goal - self.index.free_memory)
@@ -248,7 +252,7 @@ class HostTier:
             self._spilling[step] = spilling
 
     def landed(self, copied: Iterable[HostCopied]) -> None:
-        """Takes in copies that have ended."""
+        """Processes copies that have ended."""
         for copies in copied:
             self.counts.copied_pages[copies.kind] += copies.pages
             self.counts.copy_seconds[copies.kind] += copies.seconds
@@ -275,11 +279,12 @@ class HostTier:
         if self._cache.grows(load.lock):
             key = load.key[: good * self._page_size * TOKEN_BYTES]
             canonical = self._cache.extend(load.lock, key, load.page_ids[:good])
-            load.page_ids[:good] = load.page_ids[: len(canonical)]  # had been computed meanwhile
+            load.page_ids[:good] = load.page_ids[: len(canonical)]  # computed meanwhile
         self._release(_fence_of(load))
 
     def _moved(self, page: HostPage, slot: int, *, bad: bool) -> None:
-        """Takes in a copy to disk. The page stays in memory if a reader needs it there now."""
+        """Processes a finished copy to disk. The page stays in memory if a reader needs it there
+        now."""
         self.index.read(page)
         if bad or page.dropped or page.readers:
             self.index.free(slot)

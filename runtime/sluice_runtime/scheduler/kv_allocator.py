@@ -1,10 +1,9 @@
-"""Rows, pages and locks on cached prefixes that requests hold. Taken here, and given back here.
+"""Gives requests rows, pages and locks on cached prefixes, and takes them back.
 
-One path gives back, whatever the reason. A fence stands for one use of pages that outlives their
-owner: a step in flight, or a transfer. Pages that come back while they are in use are leased until
-all of their fences have passed, in whatever order they do. `check_integrity` says what must hold
-between any two steps; only a bug of ours can break it. Knows neither budgets nor the queue, and
-not what is in a page.
+Everything is given back on one path, whatever the reason. A fence is one use of pages that may
+outlive their owner: a step in flight, or a transfer. Pages given back while in use are leased until
+all their fences have passed, in any order. `check_integrity` asserts what must hold between steps;
+only a bug of ours can break it. Knows neither budgets, nor the queue, nor the content of pages.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class PageAllocator:
         return self.total_pages - len(self._free)
 
     def allocate(self, count: int) -> list[int]:
-        """`count` pages; the caller has checked that they are there."""
+        """Takes `count` pages; the caller has checked that so many are free."""
         assert count <= len(self._free), f"wanted {count} pages, {len(self._free)} are free"
         cut = len(self._free) - count
         pages = self._free[cut:][::-1]
@@ -68,7 +67,7 @@ class PageAllocator:
         return pages
 
     def retire(self, page_ids: Sequence[int]) -> None:
-        """Pages that are held leave the pool for good when they are given back."""
+        """Marks held pages to leave the pool for good when they are given back."""
         assert all(self._is_held[page] for page in page_ids), "a free page is retired"
         self.retired.update(page_ids)
 
@@ -108,18 +107,18 @@ class PageLeases(Generic[Leased]):
         """Leases by open fence; a lease is listed under each of its fences."""
 
     def __iter__(self) -> Iterator[Leased]:
-        """All that waits, without duplicates."""
+        """All held resources, without duplicates."""
         seen: dict[int, Leased] = {}
         for leases in self._leases.values():
             seen |= {id(lease): lease.leased for lease in leases}
         return iter(seen.values())
 
     def __bool__(self) -> bool:
-        """Whether anything waits."""
+        """Whether any resource is held."""
         return any(self._leases.values())
 
     def open(self, fence: Fence) -> None:
-        """Opens a fence: a use begins."""
+        """Opens a fence, when a use of pages begins."""
         assert fence not in self._leases, f"fence {fence} is open"
         self._leases[fence] = []
 
@@ -127,7 +126,8 @@ class PageLeases(Generic[Leased]):
         return fence in self._leases
 
     def hold(self, leased: Leased, fences: Collection[Fence]) -> None:
-        """Holds `leased` until all of `fences` have passed: one at least, and all open."""
+        """Holds `leased` until all `fences` have passed. There must be at least one, and all must
+        be open."""
         lease = _Lease(leased, set(fences))
         for fence in lease.fences:
             self._leases[fence].append(lease)
@@ -143,14 +143,15 @@ class PageLeases(Generic[Leased]):
 
 
 class DeferredFree(NamedTuple):
-    """Pages, row and lock that no request holds; free once no step and no transfer uses them."""
+    """Pages, row and lock that no request holds any more; they become free once no step or transfer
+    uses them."""
 
     page_ids: list[int]
     row: int | None = None
     row_announced: bool = False
     lock: Lock | None = None
     trusted: bool = True
-    """Whether the locked path may serve others."""
+    """Whether other requests may use the locked path."""
 
 
 class KvAllocator:
@@ -197,7 +198,7 @@ class KvAllocator:
 
     @property
     def retired_pages(self) -> int:
-        """Pages that are never handed out again, whether they were given back or not."""
+        """Number of retired pages, which are never handed out again, including those still held."""
         return len(self._allocator.retired)
 
     @property
@@ -229,10 +230,10 @@ class KvAllocator:
         return tuple(node.number for node in self.match(request).path)
 
     def take(self, matched: Starting, returning: Starting = ()) -> None:
-        """Gives each request a row, its cached prefix, and pages for the rest of its prompt, also
-        when that is cut. A match may be from before another prefix was locked. If that has split
-        its path, the request is matched again. All prefixes are locked before the first page is
-        taken, which may evict. Requests in `returning` get their next pages from the host tier."""
+        """Gives each request a row, its cached prefix, and pages for the whole rest of its prompt,
+        even if this is cut. If locking another prefix has split a match's path, the request is
+        matched again. All prefixes are locked before the first page is taken, since that may evict.
+        Requests in `returning` get their next pages from the host tier."""
         missing, host = 0, self.host
         loads = [host.lock(r, self._fresh(r, m)) for r, m in returning] if host else ()
         for request, planned in matched:
@@ -258,14 +259,15 @@ class KvAllocator:
         return pages
 
     def append_draft_pages(self, request: Request, drafts: int) -> list[int]:
-        """Appends the pages that so many drafts need after the computed tokens; returns them."""
+        """Appends the pages that `drafts` drafts need after the computed tokens; returns these
+        pages."""
         pages = pages_for(request.computed_tokens + drafts, self._page_size)
         appended = self._allocate(max(0, pages - len(request.page_ids)))
         request.page_ids += appended
         return appended
 
     def trim(self, request: Request) -> None:
-        """Gives back pages behind the computed tokens, once drafts were verified."""
+        """Gives back pages that the computed tokens do not need, after drafts were verified."""
         kept = pages_for(request.computed_tokens, self._page_size)
         refused = request.page_ids[kept:]
         del request.page_ids[kept:]
@@ -274,8 +276,8 @@ class KvAllocator:
         self._trimmed.append(RowTrimmed(row_of(request), length, kept, last_token))
 
     def cache_unfinished(self, request: Request) -> None:
-        """Adds what is computed of a request to the tree, in whole pages. Pages that turn out to be
-        duplicates are replaced in its row and given back."""
+        """Adds a request's computed tokens to the tree, in whole pages. Duplicates of pages in the
+        tree are replaced in its row and given back."""
         if not self._caches:
             return
         lock, size = lock_of(request), self._page_size
@@ -292,11 +294,12 @@ class KvAllocator:
             self._defer_free(DeferredFree(duplicates), request)
 
     def publishes(self, request: Request) -> bool:
-        """Whether what is computed of a started request can still be added to the tree."""
+        """Whether a started request's computed tokens can still be added to the tree."""
         return request.lock is not None and self._cache.grows(request.lock)
 
     def release(self, request: Request, *, trusted: bool = True) -> None:
-        """Gives back all that a request holds; what is computed stays in the tree if `trusted`."""
+        """Gives back everything that a request holds; its computed pages stay in the tree if
+        `trusted`."""
         if trusted:
             self.cache_unfinished(request)
         lock = lock_of(request)
@@ -309,26 +312,26 @@ class KvAllocator:
         request.computed_tokens = request.prefilled_tokens = request.draft_computed_tokens = 0
 
     def flush(self) -> None:
-        """Forgets all prefixes; running requests keep theirs to themselves."""
+        """Removes all prefixes from the tree; running requests keep theirs, unshared."""
         if self.host:
             self.host.clear()
         self._allocator.free(self._cache.flush())
 
     def launched(self, step: int) -> None:
-        """Opens the fence of a step, which may touch everything that is held."""
+        """Opens the fence of a step, which may use everything that is held."""
         self._steps_in_flight.add(step)
         self._leases.open(step)
 
     def landed(self, step: int, copied: Iterable[HostCopied] = ()) -> None:
-        """Closes the fence of a step whose results are in, and takes in copies that have ended."""
+        """Closes the fence of a step whose results have arrived, and processes ended copies."""
         self._steps_in_flight.remove(step)
         self._pass(step)
         if self.host and copied:
             self.host.landed(copied)
 
     def begin_transfer(self, request: Request, transfer: Fence) -> None:
-        """Opens the fence of a transfer. It may touch pages that the request holds or is going to
-        hold, also after the request has given them back."""
+        """Opens the fence of a transfer. The transfer may use pages that the request holds or will
+        hold, even after the request has given them back."""
         fence = _fence_of(transfer)
         self._leases.open(fence)
         request.transfers.add(fence)
@@ -352,12 +355,12 @@ class KvAllocator:
         return replaced
 
     def take_trimmed_rows(self) -> tuple[RowTrimmed, ...]:
-        """Rows whose drafts were verified since the last call; some may have been dropped since."""
+        """Rows whose drafts were verified since the last call; some may be dropped by now."""
         trimmed, self._trimmed = tuple(self._trimmed), []
         return trimmed
 
     def check_integrity(self, requests: Collection[Request]) -> None:
-        """Asserts that each page and each row is free, cached or held, and never two of these."""
+        """Asserts that each page and each row is exactly one of free, cached or held."""
         check_integrity(requests, self._leases, self._allocator, self._cache, self._free_rows)
 
     def _fresh(self, request: Request, planned: Match) -> Match:
@@ -415,7 +418,8 @@ def check_integrity(
     cache: PrefixCache,
     free_rows: Sequence[int],
 ) -> None:
-    """Pages and rows are free, cached, or held by exactly one; a waiting request holds nothing."""
+    """Asserts that each page and row is free, cached, or held exactly once, and that waiting
+    requests hold nothing."""
     holders: list[Request | DeferredFree] = [*requests, *deferred]
     locks = [lock for holder in holders if (lock := holder.lock)]
     nodes = _check_tree(cache, locks)
@@ -434,7 +438,7 @@ def check_integrity(
 
 
 def _check_tree(cache: PrefixCache, locks: Iterable[Lock]) -> Collection[Node]:
-    """Locks cover whole paths, and the counts are the nodes'; returns every node there is."""
+    """Asserts that locks cover whole paths and that counts are right; returns all nodes."""
     locked = Counter(node for lock in locks for node in path_of(lock))
     nodes = {*cache.nodes(), *locked}
     assert all(node.locks == locked[node] for node in nodes), "a lock was lost or is left over"

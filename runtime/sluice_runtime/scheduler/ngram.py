@@ -1,8 +1,8 @@
-"""Drafts from a request's own tokens: the tokens that followed an earlier occurrence of its last
+"""Makes drafts from a request's own tokens: those that followed an earlier occurrence of its last
 tokens.
 
 Answers often copy from the prompt or from themselves: quotes, code, names, lists. Knows no model
-and no request; whether a draft is right is seen when the model computes it.
+and no request; the model's computation shows whether a draft is right.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from typing import Final
 
 LONGEST: Final = 4
-"""Maximum tokens that are compared; 2 must be equal."""
+"""Most tokens that are compared; at least 2 must be equal."""
 LOOKED_AT: Final = 16
-"""Maximum places that one draft compares, the latest ones."""
+"""Most places that are compared for one draft: the latest."""
 INDEXED_AT_ONCE: Final = 16_384
-"""Maximum tokens indexed in one call, some ten milliseconds, so that a long prompt does not hold up
-a step."""
+"""Most tokens indexed in one call, which takes some ten milliseconds, so that a long prompt does
+not hold up a step."""
 LEAST_SLOTS: Final = 256
 
 
@@ -34,8 +34,9 @@ class NGramDrafts:
         does not find itself."""
 
     def draft(self, token_ids: Sequence[int], tokens: int) -> tuple[int, ...]:
-        """A draft of at most `tokens` tokens. At the end of the tokens it continues with itself: a
-        phrase that repeats is drafted as often as there is room."""
+        """A draft of at most `tokens` tokens. If the copied tokens reach the end of the request's,
+        the draft continues with itself, so that a repeating phrase is drafted as often as there is
+        room."""
         place = self._best_place(token_ids)
         if not place:
             return ()
@@ -43,8 +44,8 @@ class NGramDrafts:
         return tuple([token_ids[place + i % period] for i in range(tokens)])
 
     def _best_place(self, token_ids: Sequence[int]) -> int:
-        """The place with the most of the last tokens before it, the latest of equal ones; 0 if
-        there is none."""
+        """The place before which most of the last tokens occur, and the latest of equal places; 0
+        if there is none."""
         end = len(token_ids)
         if end < 2:
             return 0

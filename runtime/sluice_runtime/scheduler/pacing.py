@@ -1,15 +1,15 @@
 """Measures step times and derives the token budget of the next step.
 
-`Pacing` follows each batch from its making to its results, teaches the cost model how long it took,
-and asks for the next budget. A step takes the time since the results before it, as its readers see
-it, unless the engine rested between.
+`Pacing` follows each batch to its results, tells the cost model how long the batch took, and asks
+for the next budget. A step's duration counts from the previous results, as clients see it, unless
+the engine was idle in between.
 
-The budget is a fixed number, or with a target for the time between tokens the most that keeps it.
-The cost model says how many prompt tokens fit with the rows that decode. Until it has seen enough
-steps the budget stays small, and it never goes far beyond what was seen: no prediction reaches that
-far. Budgets count the decode rows too, as `chunkSize` does. Where the target has no time for the
-smallest chunk, a larger one may be computed in groups of layers, one a step, if that takes each
-step less. Reads no clock, knows no queue.
+The budget is a fixed number or, with a target for the time between tokens, the most that keeps it.
+The cost model says how many prompt tokens fit next to the decode rows. The budget stays small until
+enough steps were measured, and never far exceeds the largest of them, because predictions do not
+reach further. Budgets count decode rows too, as `chunkSize` does. If the target leaves too little
+time for the smallest chunk, a larger chunk may be computed in groups of layers, one group a step,
+provided that each step is then shorter. Reads no clock, knows no queue.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from sluice_runtime.scheduler.request_table import Running
 from sluice_runtime.scheduler.settings import SchedulerSettings, StepTarget
 
 LEARNING: Final = (1, 2, 4)
-"""Divisors of the first budget, one for each of the first steps in turn. Steps of one size would
-not show what a token costs and what a step."""
+"""Divisors of the first budget, used in turn for the first steps. Steps of equal size would not
+tell a token's cost from a step's fixed cost."""
 GROWTH: Final = 2
-"""Factor: a step may be so many times as large as the largest that was seen."""
+"""Largest factor by which a step may exceed the largest step measured so far."""
 MIN_GROUPS: Final = 8
-"""Minimum groups of a chunk that is split. The groups read all weights once more, which costs each
-step an eighth of that at most."""
+"""Fewest layer groups of a split chunk. Together the groups read all weights once more, so each
+step reads at most an eighth more."""
 AIMED_MISSES: Final = 0.5
-"""Share of the allowed misses to aim at. Aiming at all of them would give too many every other
-hour."""
+"""Fraction of the allowed misses that the budget aims at. Aiming at all of them would exceed the
+allowance in half of all hours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class LayerSplit(NamedTuple):
     layers: int
     """Layers of a group."""
     fits: int = 0
-    """Tokens that keep the target in a step of all layers: less than a page."""
+    """Prompt tokens for which a step of all layers keeps the target, though less than a page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +76,10 @@ class ChunkBudget:
     reason: str
     message: str
     beginning_weight: float = 1.0
-    """Budget that a token at the beginning of a prompt takes; one of the continued prompt takes
-    1."""
+    """Budget that each token at the beginning of a prompt takes; a token of the continued prompt
+    takes 1."""
     split: LayerSplit | None = None
-    """Layer split that a prompt may have instead, if no other joins the step."""
+    """Layer split that a prompt may use instead of `tokens`, if it is alone in the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class PaceStatus:
     step_seconds: float
     """Duration of the last step that ended."""
     predicted_seconds: float
-    """Prediction for that step, before it ran; 0 where nothing was known."""
+    """Duration predicted for the last step before it ran; 0 without a prediction."""
     error_ratio: float
     """Mean relative error of the predictions."""
     token_seconds: float
@@ -103,7 +103,7 @@ class PaceStatus:
 
 
 class _PendingStep(NamedTuple):
-    """A step that was made and whose results are not in."""
+    """A step without results yet."""
 
     shape: StepShape
     made_seconds: float
@@ -134,7 +134,7 @@ class Pacing:
         return self.budget_behind(running, prefilling.computed_tokens if prefilling else 0)
 
     def budget_behind(self, running: Running, computed_tokens: int) -> ChunkBudget:
-        """The budget for a prompt of which so many tokens are in the pool."""
+        """The budget for a prompt of which `computed_tokens` tokens are in the pool."""
         rows = running.ready_rows if self._mixed else 0
         view = StepView(
             decode_rows=rows,
@@ -153,7 +153,7 @@ class Pacing:
         self._in_flight[batch.step] = _PendingStep(shape, now, predicted)
 
     def landed(self, batch: Batch, now: float) -> None:
-        """Takes the duration of a batch whose results are in."""
+        """Records the duration of a batch whose results have arrived."""
         self._last = self._in_flight.pop(batch.step)
         since = self._last.made_seconds if self._landed_seconds is None else self._landed_seconds
         self._landed_seconds, self._step_seconds = now, now - since
@@ -164,7 +164,8 @@ class Pacing:
         self._choice.observe(self._last.shape)
 
     def rest(self) -> None:
-        """Notes that there is nothing to do: the time from here is no part of the next step."""
+        """Records that the engine is idle, so that the time from now on does not count for the next
+        step."""
         self._landed_seconds = None
 
     @property
@@ -184,9 +185,9 @@ class Pacing:
         )
 
     def token_seconds(self) -> float:
-        """Predicted time for a prompt token, 0 while unknown: the duration of the last step with
-        prompt tokens, divided by them. The cost model predicts that duration; until there is enough
-        data it is the measured one."""
+        """Predicted seconds for a prompt token: the duration of the last step with prompt tokens,
+        divided by their number; 0 while unknown. The cost model gives that duration; while it has
+        too little data, the measurement does."""
         if not (tokens := self._last_extend.extend_tokens):
             return 0.0
         ready = self.cost.ready
@@ -215,7 +216,7 @@ class FixedChunk:
         return self._budget
 
     def observe(self, shape: StepShape) -> None:
-        """Learns nothing."""
+        """Does nothing: the budget is fixed."""
 
 
 class TargetChunk:
@@ -260,12 +261,12 @@ class TargetChunk:
         return self._seen * GROWTH
 
     def _fitting(self, view: StepView) -> int:
-        """Prompt tokens that the predicted step has time for. This is the root of a quadratic: each
-        token also attends to those before it in the chunk."""
+        """Prompt tokens for which the predicted step has time: the root of a quadratic, because
+        each token also attends to earlier ones of the chunk."""
         return self._tokens_within(self._left(view), view)
 
     def _left(self, view: StepView) -> float:
-        """Seconds of the target that the decode rows leave, predicted."""
+        """Predicted seconds of the target that the decode rows leave for prompts."""
         base = self._cost.seconds(_decode_shape(view))
         return self._target.seconds / self._cost.slack(self._share) - base
 
@@ -278,9 +279,9 @@ class TargetChunk:
         return int(2 * seconds / root) if root > 2 * seconds / self._most else self._most
 
     def _split(self, view: StepView) -> LayerSplit | None:
-        """The most tokens whose groups of layers keep the target, each together with the decode
-        rows. Groups of one layer are used even if they miss it. None where nothing is left of the
-        target, or the smallest chunk takes the step no longer."""
+        """The largest chunk whose groups of layers keep the target, each in a step with the decode
+        rows. Groups of one layer are used even if they miss the target. None if the decode rows use
+        up the target, or if the smallest chunk takes no longer unsplit."""
         left = self._left(view)
         if self._layers == 1 or left <= 0:
             return None
@@ -331,7 +332,7 @@ def _decode_shape(view: StepView) -> StepShape:
 
 
 def _aimed_share(target: StepTarget) -> float:
-    """Share of the steps to aim at keeping the target."""
+    """Fraction of steps that should keep the target, as the budget aims."""
     return 1 - (1 - target.share) * AIMED_MISSES
 
 

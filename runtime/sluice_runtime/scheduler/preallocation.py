@@ -1,9 +1,9 @@
 """Rows and pages for requests whose prompts another engine computes.
 
-Requests that were retracted go first. Where several tenants wait, the next place is for the tenant
-with the fewest active requests; within a tenant requests go by arrival. For each active request
-some tokens are kept free, so that a prompt that was just received is not retracted at once. Knows
-neither who computes a prompt nor how it arrives.
+Retracted requests go first. If several tenants wait, the next place is for the tenant with the
+fewest active requests; within a tenant requests go by arrival. Some tokens are kept free for each
+active request, so that a prompt just received is not retracted at once. Knows neither who computes
+a prompt nor how it arrives.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from sluice_runtime.scheduler.request_table import RequestTable
 from sluice_runtime.scheduler.settings import SchedulerSettings
 
 RESERVED_TOKENS: Final = 512
-"""Tokens kept free for the answer of each active request, if it may become so long."""
+"""Most tokens kept free for the answer of each active request; fewer if the answer must be
+shorter."""
 
 
 class Preallocations:
@@ -34,8 +35,8 @@ class Preallocations:
         self._kv = kv
 
     def take(self, now: float) -> list[Preallocated]:
-        """Gives rows and pages to as many requests as fit. A request that does not fit is not
-        overtaken; one whose adapter has no slot is."""
+        """Gives rows and pages to as many requests as fit. A request that does not fit blocks later
+        ones; a request whose adapter has no slot is skipped."""
         waiting = self._table.awaiting_pages
         retracted = any(request.output_tokens for request in self._table.waiting)
         if retracted or not (waiting and self._kv.free_rows):
@@ -65,7 +66,7 @@ class Preallocations:
 
     def _fits(self, request: Request, match: Match, reserved_tokens: int) -> bool:
         """Whether there is a row, and pages for the prompt and its next token, if any. Reserved
-        tokens are counted too, unless the request has the engine alone."""
+        tokens count too, unless no other request is active."""
         if not self._kv.free_rows:
             return False
         tokens = len(request.token_ids) + least_answer(request.remaining_tokens)

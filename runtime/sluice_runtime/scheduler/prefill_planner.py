@@ -1,9 +1,9 @@
 """Decides which waiting requests join the next step, and writes the step down as a `Batch`.
 
-Gathers what the decision looks at: the policy's order, the step's budget and headroom, cached
+Gathers the inputs of the decision: the policy's order, the step's budget and headroom, cached
 prefixes, prefixes in flight, adapter slots. `admission` decides what fits, `policies` who comes
-first; `start` carries the plan out. `BatchWriter` decides nothing: it writes what the runner is
-told, and what requests have after the step.
+first; `start` carries the plan out. `BatchWriter` decides nothing: it writes the batch for the
+runner, and updates requests to their state after the step.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ are scored."""
 
 @dataclass(frozen=True, slots=True)
 class StepInFlight:
-    """A launched step whose results are not in."""
+    """A launched step whose results have not arrived."""
 
     prefill: tuple[PrefillItem, ...]
     decode: Sequence[Request]
@@ -86,8 +86,8 @@ class PrefillPlanner:
         """Plan of the last step with prompts, if more layers of its chunk follow."""
 
     def plan(self, now: float, launched: Iterable[Request], *, admits: bool) -> PrefillPlan:
-        """The prompt tokens that the next step computes. `launched`: requests whose prompts a step
-        in flight computes. Without `admits` only a prompt that was cut is continued."""
+        """Plans the prompt tokens of the next step. `launched`: requests whose prompts a step in
+        flight computes. If `admits` is false, only a cut prompt is continued."""
         prefilling = self._table.prefilling
         if not (prefilling or (admits and len(self._table.waiting))):
             return PrefillPlan()
@@ -111,8 +111,9 @@ class PrefillPlanner:
     def plan_preemption(
         self, now: float, running: Sequence[Request], launched: Iterable[Request]
     ) -> RetractionPlan:
-        """The running requests that go back to the queue for the first waiting one. None if the
-        policy does not preempt, or if that one could not join this step whoever goes."""
+        """Plans which running requests go back to the queue to make room for the first waiting one.
+        Empty if the policy does not preempt, or if even then the waiting request could not join
+        this step."""
         if self._decode_turn or self._split_chunk is not None:
             return RetractionPlan()
         if not may_preempt(self._table.waiting, running, self._settings):
@@ -130,12 +131,12 @@ class PrefillPlanner:
         return plan_preemption(head, match, running, headroom, settings, ratio, adder_in)
 
     def start(self, plan: PrefillPlan, now: float) -> list[Request]:
-        """Carries a plan out when its step is launched. Requests that waited leave the queue and
-        get a row and pages; these are returned. How much of a prompt was cached when it first
-        started is kept for its client."""
+        """Carries out a plan when its step is launched. Waiting requests of the plan leave the
+        queue and get a row and pages; returns these requests. For the client, each remembers how
+        much of its prompt was cached at its first start."""
         waits = self._table.running.ready_rows > 0 and not self.mix_decode(plan)
         self._prefill_only_steps = self._prefill_only_steps + 1 if waits else 0
-        if plan.items:  # also a prompt's first step after it was sent back
+        if plan.items:  # includes a prompt's first step after a retraction
             self._split = None if all(item.completes for item in plan.items) else plan
         matched = [
             (item.request, item.match)
@@ -172,14 +173,14 @@ class PrefillPlanner:
 
     @property
     def _split_chunk(self) -> PrefillPlan | None:
-        """Plan of a chunk of which more layers follow, unless its request has ended or was sent
-        back."""
+        """Plan of the chunk whose remaining layers follow; None if there is none, or if its request
+        has ended or was retracted."""
         split, prefilling = self._split, self._table.prefilling
         return split if split and split.items[0].request is prefilling else None
 
     def _paced(self, plan: PrefillPlan) -> PrefillPlan:
-        """The plan, adjusted by the pacing where one prompt is alone in the step: fewer tokens
-        after a cached prefix, or a chunk in some of the layers."""
+        """The plan, adjusted by the pacing if it has a single prompt: fewer tokens after a cached
+        prefix, or a chunk in some of the layers."""
         if plan.budget is None or len(plan.items) != 1:
             return plan
         (item,), budget = plan.items, plan.budget
@@ -192,8 +193,8 @@ class PrefillPlanner:
         return replace(plan, items=(item,), budget=budget)
 
     def _within(self, item: PrefillItem, budget: ChunkBudget) -> PrefillItem:
-        """The item with as many of its first tokens as the budget has left by the decode rows, one
-        page at least."""
+        """The item cut to the tokens that the decode rows leave of the budget, but to no less than
+        one page."""
         assert budget.tokens is not None, "a target needs chunking"
         size = self._settings.page_size
         tokens = budget.tokens - (self._table.running.ready_rows if self._settings.mixed else 0)
@@ -229,7 +230,7 @@ class PrefillPlanner:
         return PrefixesInFlight(self._settings, filter(self._kv.publishes, requests))
 
     def _adder(self) -> PrefillAdder:
-        """An adder with what the next step has left for prompts."""
+        """An adder for everything that the next step has left for prompts."""
         return self._adder_in(self._headroom())
 
     def _adder_in(self, headroom: PrefillHeadroom) -> PrefillAdder:
@@ -238,7 +239,7 @@ class PrefillPlanner:
         return PrefillAdder(self._settings, headroom, self._ratio.value, budget)
 
     def _shared_adder(self, headroom: PrefillHeadroom) -> PrefillAdder:
-        """An adder with this headroom, after the prompt that was cut has its share."""
+        """An adder with this headroom, less the share of the cut prompt."""
         adder = self._adder_in(headroom)
         adder.make_way(self._table.prefilling)
         return adder
@@ -277,8 +278,8 @@ class PrefillPlanner:
 
 
 def _count_lead(items: Sequence[PrefillItem]) -> None:
-    """Updates the lead of the prompt that is cut: plus its own tokens of the step, less those of
-    others. Its first step does not count against it: there others came before it."""
+    """Updates the lead of the cut prompt: adds its own tokens of the step, and subtracts those of
+    others. In its first step nothing is subtracted, because the others came before it."""
     cut = next((item for item in items if item.cut and item.completes), None)
     if cut is None:
         return
@@ -290,7 +291,7 @@ def _count_lead(items: Sequence[PrefillItem]) -> None:
 
 
 ROW: Final = attrgetter("row")
-"""Row of a running request, which has one."""
+"""Row of a running request; a running request always has one."""
 
 
 class Drafts(NamedTuple):
@@ -322,9 +323,9 @@ class BatchWriter:
         decode: Sequence[Request],
         drafts: Drafts = NO_DRAFTS,
     ) -> Batch:
-        """The batch. `starting`: requests new to the runner, of `prefill` or resumed. `decode`:
-        none, or all that are ready. `drafts`: for some of these, whose rows are verified
-        instead."""
+        """Writes the batch of a step. `starting`: requests new to the runner, from `prefill` or
+        resumed. `decode`: no requests, or all that are ready. `drafts`: for those of `decode` whose
+        rows are verified instead."""
         added = tuple([row_added(request) for request in starting])
         started = [PagesAppended(row_of(r), tuple(r.page_ids)) for r in starting]
         for request in starting:
@@ -354,8 +355,8 @@ class BatchWriter:
         )
 
     def _advance(self, decode: Sequence[Request]) -> tuple[list[PagesAppended], int]:
-        """Advances each by one token. Returns the pages that were opened for that, and how many
-        tokens the rows attend to."""
+        """Advances each request by one token. Returns the pages that this opened, and the tokens
+        that the rows attend to in total."""
         running = self._table.running
         requests = running.rows_needing_page()
         pages = self._kv.append_pages(requests)
@@ -370,8 +371,8 @@ class BatchWriter:
     def _verify(
         self, request: Request, drafted: tuple[int, ...], opened: list[PagesAppended]
     ) -> VerifyRow:
-        """The row that verifies drafts of a request that was advanced, so its last token is known.
-        Adds the drafts' new pages to `opened`."""
+        """The row that verifies a request's drafts, after its last token. The request was advanced
+        before, so that token is known. Adds new pages for the drafts to `opened`."""
         if pages := self._kv.append_draft_pages(request, len(drafted)):
             opened.append(PagesAppended(row_of(request), tuple(pages)))
         last = request.computed_tokens - 1
@@ -388,13 +389,14 @@ class BatchWriter:
 
 
 def _catch_up(request: Request, tokens: int) -> ExtendRow:
-    """The first tokens that the draft model lacks of a request."""
+    """Row for the first `tokens` tokens of a request that the draft model has not computed."""
     first = request.draft_computed_tokens
     last = request.draft_computed_tokens = first + tokens
     return ExtendRow(row_of(request), first, tuple(request.token_ids[first:last]), samples=False)
 
 
 def _draft_lacks(request: Request) -> ExtendRow:
-    """Tokens that the draft model lacks of a request that was advanced, without the last one."""
+    """Row for all tokens of an advanced request that the draft model has not computed, except the
+    last."""
     first, last = request.draft_computed_tokens, request.computed_tokens - 1
     return ExtendRow(row_of(request), first, tuple(request.token_ids[first:last]), samples=False)

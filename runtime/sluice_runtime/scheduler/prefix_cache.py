@@ -1,14 +1,14 @@
 """Computed prefixes and the pages that hold them: a radix tree over whole pages of token ids.
 
 A node has one or more pages that follow its parent's; children differ in their first page. Tokens
-are bytes, four an id, so that an edge is compared by one `memcmp`. Above the prefixes stand
-namespaces, which share nothing: a tenant's salt and an adapter make one.
+are bytes, four for each id, so that one `memcmp` compares an edge. The root's children are
+namespaces, which share no pages: a tenant's salt and an adapter determine one.
 
-`match` only reads. A `Lock` keeps its path from being evicted; `extend` lets a locked path grow and
-says which of the pages given were in the tree already. When pages are needed, a `Rank` from the
-registry `EVICTIONS` says which prefixes go first; in every order only unlocked prefixes go, each
-after all that follow it. Knows no request, and no free list: pages that leave the tree are
-returned to the caller.
+`match` only reads. A `Lock` protects its path from eviction; `extend` adds pages to a locked path,
+and returns which of them the tree had already. When pages are needed, a `Rank` from the registry
+`EVICTIONS` orders the prefixes. In every order only unlocked prefixes are evicted, each after all
+that continue it. Knows no request and no free list: pages that leave the tree are returned to the
+caller.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 TOKEN_BYTES: Final = 4
 TICKS: Final = 1 << 48
-"""Bound above every tick, so that a rank can carry a second key in its low bits."""
+"""Limit that no tick reaches, so that a rank can carry a tick in its low bits."""
 
 
 def key_of(token_ids: Sequence[int]) -> bytes:
@@ -32,33 +32,33 @@ def key_of(token_ids: Sequence[int]) -> bytes:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """Pages that follow the parent's. The root and the namespaces have none."""
+    """Pages that follow the parent's; root and namespaces have no pages."""
 
     parent: Node | None
     edge: Hashable
     """Key among the parent's children: the first page of tokens, or the namespace."""
     number: int
-    """Counts nodes in the order in which they were made; never reused."""
+    """Number of the node in the order of creation; never reused."""
     key: bytes = b""
     page_ids: list[int] = field(default_factory=list)
     locks: int = 0
     made: int = 0
-    """Tick at which its pages came."""
+    """Tick at which the node's pages were added."""
     used: int = 0
     """Tick of its last lock or unlock."""
     uses: int = 0
-    """Locks there have been on it."""
+    """Number of locks that the node has had."""
     queued: bool = False
     """Whether the node has an entry among the eviction candidates."""
     digests: tuple[bytes, ...] = ()
-    """Digests of the host tier, one for each page; empty until needed. There may be more, for pages
-    that were cut off."""
+    """Digests for the host tier, one for each page; empty until needed. There may be more, for
+    pages that the node has lost."""
     children: dict[Hashable, Node] = field(default_factory=dict)
 
 
 class Match(NamedTuple):
-    """The longest cached prefix of a key. Valid while `PrefixCache.has` it, though a longer one may
-    have been cached since."""
+    """The longest cached prefix of a key. Valid while `PrefixCache.has` returns True, though a
+    longer prefix may have been cached since."""
 
     namespace: Hashable
     path: tuple[Node, ...]
@@ -86,7 +86,7 @@ class Lock:
     pages: int
     """Pages of the whole path."""
     epoch: int
-    """Flushes before it was taken; a path from before a flush grows no more."""
+    """Number of flushes before the lock was taken; a path from before a flush cannot grow."""
 
 
 def path_of(lock: Lock) -> list[Node]:
@@ -99,32 +99,32 @@ def path_of(lock: Lock) -> list[Node]:
 
 
 OnEvict = Callable[[Node, int], None]
-"""Callback before a node loses so many pages from its end. Their content stays as it is until the
+"""Callback before a node loses a number of pages at its end. Their content stays valid until the
 next step runs."""
 Rank = Callable[[Node], int]
-"""Eviction rank; the node with the lowest goes first. It must not fall while its node stays in the
-tree: the tree checks again only candidates that come up."""
+"""Eviction rank; the node with the lowest rank is evicted first. A node's rank must not fall while
+it stays in the tree, which rechecks only candidates about to be evicted."""
 
 
 def least_recently_used(node: Node) -> int:
-    """Good as a default: what was used longest ago goes first."""
+    """Good as a default: the least recently used prefix is evicted first."""
     return node.used
 
 
 def least_frequently_used(node: Node) -> int:
-    """Good where few prefixes are asked for again and again: what the fewest requests have used
-    goes first, of equal ones the least recently used."""
+    """Good if a few prefixes are requested again and again: the prefix that the fewest requests
+    have used is evicted first, and of equal ones the least recently used."""
     return node.uses * TICKS + node.used
 
 
 def first_in_first_out(node: Node) -> int:
-    """Good for comparing against: what came first goes first, however often it is used."""
+    """Good for comparison: the oldest prefix is evicted first, however often it is used."""
     return node.made
 
 
 def segmented_least_recently_used(node: Node) -> int:
-    """Good where most prompts come once: what no second request has used goes first, in each of
-    the two halves the least recently used."""
+    """Good if most prompts come once: prefixes that no second request has used are evicted before
+    all others, and within both groups the least recently used first."""
     return (node.uses > 1) * TICKS + node.used
 
 
@@ -138,7 +138,8 @@ EVICTIONS: Final[Mapping[str, Rank]] = {
 
 
 class PrefixCache:
-    """The tree. Counts are in pages and always right: nothing is summed up when asked."""
+    """The tree. Its counts, in pages, are kept up to date, so that reading them takes constant
+    time."""
 
     def __init__(self, page_size: int, rank: Rank = least_recently_used) -> None:
         self._page_bytes = page_size * TOKEN_BYTES
@@ -163,7 +164,7 @@ class PrefixCache:
         return Match(namespace, tuple(path), at // width, (at - begin) // width, self._version)
 
     def has(self, match: Match) -> bool:
-        """Whether all that was matched is certain to be where it was: then it may be locked."""
+        """Whether the match is certainly still valid, so that it may be locked."""
         return match.version == self._version
 
     def matched_pages(self, namespace: Hashable, key: bytes, max_pages: int) -> int:
@@ -172,7 +173,8 @@ class PrefixCache:
         return at // self._page_bytes
 
     def _walk(self, namespace: Hashable, key: bytes, max_pages: int) -> tuple[list[Node], int, int]:
-        """The nodes that hold a prefix; where in `key` it ends, and where the last one begins."""
+        """The nodes that hold the longest prefix of `key`, the offset in `key` where the prefix
+        ends, and where the last node begins."""
         node = self._root.children.get(namespace)
         width = self._page_bytes
         end = min(max_pages, len(key) // width) * width
@@ -192,7 +194,7 @@ class PrefixCache:
         return path, at, begin
 
     def lock(self, match: Match) -> Lock:
-        """Protects exactly what was matched."""
+        """Locks exactly the matched path, so that it cannot be evicted."""
         if match.path:
             node = match.path[-1]
             if match.last_pages < len(node.page_ids):
@@ -203,11 +205,11 @@ class PrefixCache:
         return Lock(node, match.pages, self._epoch)
 
     def extend(self, lock: Lock, key: bytes, page_ids: list[int]) -> list[int]:
-        """Adds computed pages behind a locked path; the lock covers them afterwards.
+        """Adds computed pages at the end of a locked path; the lock then covers them too.
 
-        `key` are the tokens of `page_ids`, whole pages; the list becomes the tree's. Returns the
-        tree's own pages for the first tokens, where it had them already: the caller's are
-        duplicates. After a flush nothing is added, and `lock.pages` stays as it was.
+        `key`: the tokens of `page_ids`, in whole pages; the tree takes over the list. Returns the
+        pages that the tree had already for the first tokens, of which the caller's pages are
+        duplicates. After a flush nothing is added, and `lock.pages` stays unchanged.
         """
         if lock.epoch != self._epoch:
             return []
@@ -234,12 +236,12 @@ class PrefixCache:
         return canonical
 
     def grows(self, lock: Lock) -> bool:
-        """Whether `extend` would add to its path: there was no flush since."""
+        """Whether `extend` would add to the lock's path: not after a flush."""
         return lock.epoch == self._epoch
 
     def unlock(self, lock: Lock) -> list[int]:
-        """Gives a lock back. Returns pages that nothing can reach any more: those of a path that
-        was flushed while it was locked; none otherwise."""
+        """Releases a lock. Returns pages that became unreachable, if the path was flushed while it
+        was locked; otherwise none."""
         self._tick += 1
         flushed = lock.epoch != self._epoch
         unreachable: list[int] = []
@@ -258,8 +260,8 @@ class PrefixCache:
         return unreachable
 
     def forget(self, lock: Lock) -> list[int]:
-        """Gives a lock back and removes what no other lock or node uses of its path; returns its
-        pages."""
+        """Releases a lock and removes the part of its path that no other lock or node uses; returns
+        the removed pages."""
         pages = self.unlock(lock)
         if lock.epoch != self._epoch:
             return pages
@@ -271,7 +273,8 @@ class PrefixCache:
         return pages
 
     def evict(self, pages: int) -> list[int]:
-        """Takes out `pages` pages, or as many as may go: the lowest rank first, from its end."""
+        """Evicts `pages` pages, or as many as may be evicted: the node with the lowest rank first,
+        from its end. Returns them."""
         evicted: list[int] = []
         while self._candidates and len(evicted) < pages:
             rank, _, node = self._candidates[0]
@@ -288,8 +291,8 @@ class PrefixCache:
         return evicted
 
     def flush(self) -> list[int]:
-        """Removes all prefixes; returns the pages that are free now. Locked paths stay with those
-        who hold them, but no match returns them any more."""
+        """Removes all prefixes; returns the pages that became free. Locked paths stay valid for
+        their holders, but are no longer matched."""
         pages: list[int] = []
         nodes = [self._root]
         while nodes:
@@ -349,7 +352,8 @@ class PrefixCache:
         return upper
 
     def _common_bytes(self, node: Node, key: bytes, at: int, end: int) -> int:
-        """Length of what node and key[at:end] share, whole pages; their first page is equal."""
+        """Length in bytes of the whole pages that node and key[at:end] share; their first page is
+        equal."""
         width = self._page_bytes
         shared, most = 1, min(len(node.key), end - at) // width
         while shared < most:
@@ -361,7 +365,8 @@ class PrefixCache:
         return shared * width
 
     def _queue_or_drop(self, node: Node) -> None:
-        """An unlocked leaf may be evicted; a namespace without prefixes goes at once."""
+        """Makes an unlocked leaf an eviction candidate; removes a namespace without prefixes at
+        once."""
         if node.children or node.locks:
             return
         if not node.page_ids:
@@ -371,7 +376,8 @@ class PrefixCache:
             heapq.heappush(self._candidates, (self._rank(node), next(self._order), node))
 
     def _trim(self, node: Node, pages: int) -> list[int]:
-        """Takes the last pages off an unlocked leaf, and the leaf out when none are left."""
+        """Removes the last pages of an unlocked leaf, and the leaf itself if no page is left;
+        returns the pages."""
         self._version += 1
         left = len(node.page_ids) - pages
         cut = node.page_ids[left:]

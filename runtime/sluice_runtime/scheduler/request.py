@@ -1,7 +1,7 @@
-"""One request as the scheduler sees it: its tokens, how many are computed, what it holds.
+"""A request as the scheduler sees it: its tokens, how many are computed, and what it holds.
 
-Knows neither the queue nor the pool. Only this package changes it: `RequestTable` its phase,
-`KvAllocator` what it holds.
+Knows neither the queue nor the pool. Only this package changes requests: `RequestTable` changes the
+phase, `KvAllocator` what a request holds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sluice_runtime.scheduler.prefix_cache import TOKEN_BYTES, Lock, key_of
 from sluice_runtime.wire.messages import FinishReason, Generate, Sampling, TokenDelta
 
 Fence = Hashable
-"""One use of pages that outlives their owner: a step in flight, or a transfer."""
+"""One use of pages that may outlive their owner: a step in flight, or a transfer."""
 
 
 class Phase(Enum):
@@ -40,14 +40,14 @@ TRANSITIONS: Final[Mapping[Phase, frozenset[Phase]]] = {
     Phase.RUNNING: frozenset({Phase.WAITING, Phase.ENDED}),
     Phase.ENDED: frozenset(),
 }
-"""Moves between phases. `RequestTable` makes each one; back to WAITING is a retraction."""
+"""Moves between phases, all made by `RequestTable`. A move back to WAITING is a retraction."""
 
 
 @dataclass(slots=True, eq=False)
 class Request:
     """A request from its arrival to its terminal event."""
 
-    # What was asked for.
+    # The request as it came.
     request_id: str
     token_ids: list[int]
     """Prompt, then every token generated so far. After a retraction all of it is prefilled."""
@@ -61,7 +61,7 @@ class Request:
     routing_key: str = ""
     tenant: str = ""
     adapter: str = ""
-    """Key of its adapter, as in `Generate`; empty: none."""
+    """Key of the request's adapter, as in `Generate`; empty: none."""
     adapter_folder: str = ""
     """Folder of the adapter's files."""
     namespace: tuple[str, ...] = ("",)
@@ -71,23 +71,23 @@ class Request:
     """Number of most probable tokens to report with each prompt token, as in `Generate`; -1 once
     they were returned."""
 
-    # Where it is, and since when.
+    # Its phase, and since when.
     phase: Phase = Phase.WAITING
     aborting: bool = False
     preempted: bool = False
-    """Whether it was sent back for a more urgent one; that happens once at most."""
+    """Whether the request was preempted by a more urgent one, which happens at most once."""
     waiting_since_seconds: float = 0.0
     """Time at which it joined the queue: its arrival at this engine, or its last retraction."""
     started_seconds: float | None = None
     """Time at which its first step was scheduled."""
 
-    # How far it is.
+    # Its progress.
     key: bytes = b""
     """Token ids as the prefix tree compares them, as of the last time that it waited."""
     digests: tuple[bytes, ...] = ()
-    """Digests of the host tier, one for each leading page, as far as they were needed."""
+    """Digests for the host tier of those leading pages for which they were needed."""
     computed_tokens: int = 0
-    """Leading tokens whose keys and values are in the pool, or will be once the last batch ran."""
+    """Leading tokens whose keys and values are in the pool, or will be after the last batch."""
     draft_computed_tokens: int = 0
     """Leading tokens that the draft model has computed, too; at most `computed_tokens`."""
     prefilled_tokens: int = 0
@@ -96,7 +96,7 @@ class Request:
     cached_tokens: int = 0
     """Prompt tokens that were cached when it first started."""
     lead_tokens: int = 0
-    """Tokens that a cut prompt had of its steps, less those that others had."""
+    """Tokens that a cut prompt got in its steps, less those that other prompts got."""
 
     # What it holds: `KvAllocator` takes it and gives it back.
     row: int | None = None
@@ -107,18 +107,18 @@ class Request:
     lock: Lock | None = None
     """Lock that keeps the cached pages in the tree."""
     transfers: set[Fence] = field(default_factory=set)
-    """Transfers that may touch its pages; some of them may be over."""
+    """Transfers that may use the request's pages; some may have ended."""
 
-    # Derived from these.
+    # Derived values.
     max_total_tokens: int = field(init=False)
-    """Length of prompt and answer, if no stop token comes."""
+    """Length in tokens of prompt and longest answer."""
     queued_tokens: int = field(init=False)
     """Length of `token_ids` when it last left the queue; while it waits, the present length."""
     special_tokens: frozenset[int] = field(init=False)
-    """Tokens that need more than being appended when they are drawn."""
+    """Tokens that need other work than being appended when they are drawn."""
     fast_path_until_tokens: int = field(init=False)
-    """Length of `token_ids` below which a drawn token that is not special is just appended. 0 once
-    it ended or is being aborted: then no token is."""
+    """Length of `token_ids` below which a drawn token that is not special is simply appended. 0 if
+    the request has ended or is being aborted, since then no token is."""
 
     def __post_init__(self) -> None:
         self.max_total_tokens = self.prompt_tokens + self.max_tokens
@@ -134,7 +134,8 @@ class Request:
 
     @property
     def turn_key(self) -> tuple[str, str]:
-        """Tenant and routing key: clients choose the latter, so it counts within its tenant."""
+        """Tenant and routing key. Clients choose the routing key, so it counts only within its
+        tenant."""
         return self.tenant, self.routing_key
 
     @property
@@ -147,14 +148,15 @@ class Request:
         return self.prompt_logprobs >= 0
 
     def matchable_pages(self, page_size: int) -> int:
-        """Whole pages that need not be computed: of all tokens but the last, and none of a prompt
-        that is to be scored."""
+        """Number of whole pages that may come from a cache: those of all tokens except the last,
+        and none if the prompt must be scored."""
         return 0 if self.scores_prompt else (len(self.token_ids) - 1) // page_size
 
     @property
     def landed_tokens(self) -> int:
-        """Leading tokens that are known, and computed by batches whose results are in. Once it
-        decodes these are all but the last; while it is being aborted there may be one more."""
+        """Number of leading tokens that are known, and computed by batches whose results have
+        arrived. In a decoding request that is all except the last; while it is aborted there may be
+        one more."""
         known = len(self.token_ids)
         return known - 1 if known > self.queued_tokens else self.prefilled_tokens
 
@@ -164,7 +166,8 @@ class Request:
 
     @property
     def remaining_tokens(self) -> int:
-        """Tokens that it may still generate, without one that a batch in flight samples."""
+        """Number of tokens that the request may still generate, not counting one that a batch in
+        flight samples."""
         known, scheduled = len(self.token_ids), self.computed_tokens + 1
         return self.max_total_tokens - (known if known > scheduled else scheduled)
 
@@ -199,7 +202,8 @@ def request_from(message: Generate, max_tokens: int, adapter_folder: str = "") -
 
 
 def end_of_resumed(request: Request) -> FinishReason | None:
-    """Reason why a new request has ended already, in what another engine generated; else None."""
+    """Finish reason of a new request that has ended already within the tokens of another engine;
+    else None."""
     if not request.output_tokens:
         return None
     if request.token_ids[-1] in request.stop_token_ids:
@@ -213,8 +217,9 @@ def outcome_of(
     reason: FinishReason | None = None,
     error: str | None = None,
 ) -> TokenDelta:
-    """The delta for its client. The first token brings its wait for the first step, and how much of
-    its prompt was cached. A request for no tokens gets none of those drawn."""
+    """The delta for the request's client. The delta with the first token also has the wait for the
+    first step and the number of cached prompt tokens. A request for no tokens gets none, even if
+    one was drawn."""
     if sampled is None:
         return TokenDelta(request.request_id, (), reason, error)
     token, logprob, prompt_logprobs = sampled
@@ -267,7 +272,7 @@ def lock_of(request: Request) -> Lock:
 
 
 def rows_needing_page(requests: Iterable[Request], page_size: int) -> list[Request]:
-    """Requests whose next token is the first of a page that they do not have yet."""
+    """Requests whose next token begins a page that they do not have yet."""
     return [
         r
         for r in requests

@@ -1,11 +1,11 @@
-"""All requests that have not ended, and the life of each: every change of phase is made here.
+"""All requests that have not ended; every change of a request's phase is made here.
 
-`RequestTable` holds them by phase: waiting in `WaitingQueue`, decoding in `Running`. Knows neither
-pages nor rows: whoever moves a request has freed or allocated them.
+`RequestTable` holds requests by phase: waiting ones in `WaitingQueue`, decoding ones in `Running`.
+Knows neither pages nor rows; the caller that moves a request has freed or allocated them.
 
-Most answers end before max_tokens, so reserving all of it would leave the pool empty. The new-token
-ratio starts at 0.7, moves with every decode step towards what the last completions really used, and
-jumps up after a retraction. Its constants are as published by SGLang (0.5.x).
+Most answers end before max_tokens, so reserving all of it would leave much of the pool unused. The
+new-token ratio starts at 0.7, moves with every decode step towards the share that recent
+completions used, and jumps up after a retraction. Its constants are as published by SGLang (0.5.x).
 """
 
 from __future__ import annotations
@@ -62,18 +62,18 @@ class RequestTable:
         return self._requests.get(request_id)
 
     def add(self, request: Request) -> None:
-        """A new request waits."""
+        """Adds a new request to the waiting ones."""
         self._requests[request.request_id] = request
         self.waiting.add(request)
 
     def add_remote(self, request: Request) -> None:
-        """A new request, whose prompt is computed elsewhere, waits for a row and pages."""
+        """Adds a new request whose prompt another engine computes; it waits for a row and pages."""
         request.phase = Phase.AWAITING_PAGES
         self._requests[request.request_id] = request
         _insert_by_arrival(self.awaiting_pages, request)
 
     def preallocate(self, request: Request) -> None:
-        """Moves a request that has a row and pages now."""
+        """Moves a request that has got a row and pages to the preallocated ones."""
         del self.awaiting_pages[request.request_id]
         _move(request, Phase.PREALLOCATED)
         self.preallocated[request.request_id] = request
@@ -86,8 +86,8 @@ class RequestTable:
         self.running.join(request)
 
     def prefill(self, request: Request, end: int, *, cut: bool) -> None:
-        """Records that the step in the making computes the tokens up to `end`; if the prompt is
-        cut, more follow."""
+        """Records that the step being planned computes the tokens up to `end`; if the prompt is
+        cut, more steps follow."""
         request.computed_tokens = end
         if cut:
             _move(request, Phase.PREFILLING)
@@ -127,8 +127,8 @@ class RequestTable:
 
 
 def _insert_by_arrival(waiting: OrderedDict[str, Request], request: Request) -> None:
-    """Puts a request behind those that came before it, and behind retracted ones. Takes time for
-    each that came after it: none, but for a request that another engine had before."""
+    """Inserts a request after earlier arrivals and retracted requests. Takes time for each later
+    arrival; there are none unless another engine had the request before."""
     later: list[str] = []
     for other in reversed(waiting.values()):
         if other.started_seconds is not None or other.arrival_seconds <= request.arrival_seconds:
@@ -145,9 +145,9 @@ def _move(request: Request, phase: Phase) -> None:
 
 
 class WaitingQueue:
-    """Requests in the order of their arrival at the service, retracted ones in front. Knows no
-    policy; every operation takes constant time, and so does the token count. Only a request that
-    another engine had before costs time for each that came after it."""
+    """Requests in order of arrival at the service, retracted ones in front. Knows no policy. All
+    operations take constant time, the token count included; only adding a request that another
+    engine had before takes time for each later arrival."""
 
     def __init__(self) -> None:
         self._requests: OrderedDict[str, Request] = OrderedDict()
@@ -161,12 +161,12 @@ class WaitingQueue:
         return iter(self._requests.values())
 
     def add(self, request: Request) -> None:
-        """A request that is new to this engine."""
+        """Adds a request that is new to this engine."""
         _insert_by_arrival(self._requests, request)
         self.tokens += request.uncomputed_tokens
 
     def push_front(self, request: Request) -> None:
-        """A retracted request waits in front of all others."""
+        """Adds a retracted request in front of all others."""
         self._requests[request.request_id] = request
         self._requests.move_to_end(request.request_id, last=False)
         self.tokens += request.uncomputed_tokens
@@ -178,7 +178,7 @@ class WaitingQueue:
 
 
 class _Timeline(NamedTuple):
-    """A decode request from joining to leaving, in ticks."""
+    """Ticks of a decode request from joining to leaving."""
 
     tokens_minus_tick: int
     """Computed tokens less the tick: constant until the last token."""
@@ -187,20 +187,21 @@ class _Timeline(NamedTuple):
 
     @property
     def above_clip_until(self) -> int:
-        """Tick up to which more tokens are to come than RESERVED_TOKENS_CLIP, the most reserved."""
+        """Tick until which more than RESERVED_TOKENS_CLIP tokens, the most reserved, are still to
+        come."""
         return self.last_tick - RESERVED_TOKENS_CLIP
 
 
 class Running(Collection[Request]):
-    """The requests that decode, in the order in which they began, and sums over all of them.
+    """The decoding requests, in the order in which they began, with sums over them.
 
-    A step that decodes gives each of them one more token; a tick is one such step. So when a
-    request joins, the ticks at which it has how many tokens are known. Until its last token
+    A decode step gives each request one more token; a tick is one such step. So when a request
+    joins, its number of tokens at each tick is known. Until its last token
 
         computed tokens = tokens_minus_tick + tick
 
-    Sums are carried from tick to tick, and a step looks only at requests for which something
-    changes. Knows neither rows nor the queue.
+    Sums are updated from tick to tick, and a step only looks at requests for which more than the
+    length changes. Knows neither rows nor the queue.
     """
 
     def __init__(self, page_size: int) -> None:
@@ -256,35 +257,36 @@ class Running(Collection[Request]):
         return self._expected[True] + self._expected[False] * ratio
 
     def saved_share(self, ratio: float) -> float:
-        """Share that is not reserved of the memory that all would hold with the whole of their
-        max_tokens reserved, prompts included; 0 without any. `ratio` is the new-token ratio."""
+        """Share of memory that the ratio saves: the unreserved part of what all requests would hold
+        with their whole max_tokens, prompts included. 0 without requests. `ratio`: the new-token
+        ratio."""
         to_come = self._last_ticks - self._tick * self.ready_rows
         whole = self.context_tokens + to_come
         return (to_come - self.reserved_tokens(ratio)) / whole if whole else 0.0
 
     def join(self, request: Request) -> None:
-        """Adds a request whose prompt is completed by the step in the making: it decodes in the
-        next."""
+        """Adds a request whose prompt the step being planned completes; it decodes in the next
+        step."""
         self._enter(request)
 
     def leave(self, request: Request) -> None:
-        """Removes a request, if it is here. Its own token counts are not read: it may have given
-        back what it held."""
+        """Removes a request if it is here. Does not read the request's token counts, which may have
+        been reset already."""
         if request in self._timelines:
             self._withdraw(request)
             del self._timelines[request]
 
     def skip(self, request: Request, tokens: int) -> None:
-        """Adds the tokens that the last step gave a request besides the one that all get. It keeps
-        its place."""
+        """Adds the extra tokens that the last step gave a request, beyond the one that all get. The
+        request keeps its place."""
         if tokens:
             self._withdraw(request)
             request.computed_tokens += tokens
             self._enter(request)
 
     def advance(self, decoding: Collection[Request], steps: int = 1) -> None:
-        """Advances `decoding`, all requests that are ready, by a decode step. More than one step
-        only if no request has its last token before the last of them."""
+        """Advances `decoding`, which are all ready requests, by `steps` decode steps. More than one
+        is allowed only if no request gets its last token before the last step."""
         assert len(decoding) == self.ready_rows, "some that are ready do not decode"
         for request in decoding:
             request.computed_tokens += steps
@@ -293,7 +295,7 @@ class Running(Collection[Request]):
             self._pass_to(last if steps == 1 else self._next_event(last))
 
     def check_integrity(self) -> None:
-        """Asserts that the sums carried along equal a fresh count."""
+        """Asserts that the updated sums equal a fresh count."""
         ready = self.ready()
         assert all(request.remaining_tokens > 0 for request in ready), "one is spent, and ready"
         ending = self._last_token_in_flight
@@ -345,7 +347,7 @@ class Running(Collection[Request]):
         return min((tick for tick in events if tick < last), default=last)
 
     def _pass_to(self, tick: int) -> None:
-        """Moves on to `tick`; only lengths change before it."""
+        """Moves on to `tick`; before it only lengths change."""
         ticks, self._tick = tick - self._tick, tick
         self.context_tokens += self.ready_rows * ticks
         for ignores_eos, decreasing in self._decreasing.items():
@@ -360,7 +362,7 @@ class Running(Collection[Request]):
 
 
 def _cancel(calendar: dict[int, set[Request]], tick: int, request: Request) -> None:
-    """Removes a request from a tick, and the tick when that was its last."""
+    """Removes a request from a tick's set, and the tick if the set is then empty."""
     calendar[tick].remove(request)
     if not calendar[tick]:
         del calendar[tick]
@@ -376,7 +378,7 @@ class HasOutput(Protocol):
 
 
 class HasRemainingTokens(Protocol):
-    """Properties of a request with tokens to come that the reserve reads."""
+    """Properties of a request that the reserve reads."""
 
     @property
     def remaining_tokens(self) -> int: ...
@@ -385,7 +387,7 @@ class HasRemainingTokens(Protocol):
 
 
 def expected_tokens(request: HasRemainingTokens) -> int:
-    """Tokens that admission still expects of a request, if no stop token comes."""
+    """Most tokens that admission expects a request to generate yet."""
     return min(request.remaining_tokens, RESERVED_TOKENS_CLIP)
 
 
@@ -427,13 +429,13 @@ class NewTokenRatio:
         self.value += max(-step, min(step, self.target - self.value))
 
     def raise_after_retraction(self, running: Collection[HasOutput]) -> None:
-        """Sets the ratio to what the requests that still run have used, and a little more."""
+        """Sets the ratio to slightly more than the share that the remaining requests have used."""
         tokens = sum([r.output_tokens for r in running])
         tokens += RETRACTION_LOOKAHEAD_TOKENS * len(running)
         self.value = min(1.0, tokens / (sum([r.max_tokens for r in running]) + 1))
 
     def reset(self) -> None:
-        """Returns to the initial value, when nothing runs and nothing waits."""
+        """Resets the ratio to its initial value; called when nothing runs or waits."""
         self.value = self.initial
 
     def learn(self, output_tokens: int, max_tokens: int) -> None:

@@ -1,9 +1,9 @@
 """Decides which running requests go back to the queue.
 
-Requests go back because the pages of the next decode step are not there (retraction, which compares
-pages with pages), or for a request that is far more urgent (preemption). Preemption takes the
-lowest priority first, of equal ones the newest: all that must go for the urgent one to be admitted,
-or none. A request is preempted once at most, so that urgent ones cannot keep it from ever ending.
+Requests go back if pages for the next decode step are missing (retraction), or to make room for a
+far more urgent request (preemption). Preemption takes the lowest priority first, and of equal ones
+the newest: as many as the urgent request needs to be admitted, or none. A request is preempted at
+most once, so that urgent requests cannot delay it for ever.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ PREEMPTED: Final = "Preempted"
 
 @dataclass(frozen=True, slots=True)
 class RetractionPlan:
-    """Requests to send back, in order. `stuck`: the last one, which cannot run even then."""
+    """Requests to send back, in order. `stuck`: the last remaining request, if even alone it cannot
+    run."""
 
     victims: tuple[Request, ...] = ()
     stuck: Request | None = None
@@ -41,7 +42,7 @@ class RetractionPlan:
 
     @property
     def needed(self) -> bool:
-        """Whether any request must go."""
+        """Whether any request must leave."""
         return bool(self.victims or self.stuck)
 
     @property
@@ -58,11 +59,12 @@ def plan_retraction(
     *,
     others_hold: bool = False,
 ) -> RetractionPlan:
-    """Frees the pages of the next decode step: fewest output tokens go first, then longest input.
+    """Plans which requests free pages for the next decode step: those with the fewest output tokens
+    first, then those with the longest input.
 
-    The last running request is kept, and takes the pages of the one that is mid-prefill if it must.
-    Alone and still without room it is stuck; if others hold pages (`others_hold`) that they will
-    give back, it goes back to the queue.
+    The last running request stays, and takes the pages of the request in prefill if necessary. If
+    even that is not enough it is stuck, or goes back to the queue if others hold pages that they
+    will give back (`others_hold`).
     """
     if len(running) <= available_pages:
         return RetractionPlan()
@@ -107,10 +109,11 @@ def plan_preemption(
     ratio: float,
     adder_in: Callable[[PrefillHeadroom], PrefillAdder],
 ) -> RetractionPlan:
-    """The victims that must go for `urgent` to be admitted; none if it fits `headroom` as it is.
+    """Plans the victims that must leave so that `urgent` is admitted; none if it fits `headroom`
+    already.
 
-    `match` is its cached prefix, `ratio` the new-token ratio. `adder_in` makes the adder of this
-    step with some headroom, after the prompt that was cut has its share.
+    `match`: its cached prefix; `ratio`: the new-token ratio; `adder_in`: makes the step's adder for
+    a headroom, less the cut prompt's share.
     """
 
     def admits(headroom: PrefillHeadroom) -> bool:
@@ -146,7 +149,7 @@ def _headrooms(
     settings: SchedulerSettings,
     ratio: float,
 ) -> Iterator[PrefillHeadroom]:
-    """The headroom when the first victim is gone, then the first two, and so on."""
+    """The headroom after the first victim has left, then after the first two, and so on."""
     for victim in victims:
         lock = lock_of(victim)
         pages = len(victim.page_ids) - lock.pages + unlocking.add(lock)

@@ -1,14 +1,14 @@
 """The batch scheduler: what runs in the next step, and what its results mean.
 
-`next_batch` and `process` are the whole story; admission, retraction and the queue's order are
-decided by pure functions in this package. Knows no model, no device and no clock.
+`next_batch` and `process` are the main path; pure functions in this package decide admission,
+retraction and the queue's order. Knows no model, no device and no clock.
 
 Every running row's next page is secured before any prompt is considered. So no prompt is admitted
 on pages that a decode row needs now, and a step that retracts admits nothing new. `kv_allocator`
 keeps what requests hold.
 
-The next batch may be made while one is in flight. Its rows then have one more token than is known,
-and what needs to know that token waits for the results.
+The next batch may be made while one is in flight. Its rows then have one token that is not known
+yet, and work that needs this token waits for the results.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class Scheduler:
         self._counts = Counts()
 
     def add(self, message: Generate, transfer: Fence | None = None) -> None:
-        """Queues a request. One that can never run ends at once, and `process` reports it. Pages of
-        a `transfer` go to others only after `end_transfer`, also when the request has ended."""
+        """Queues a request. If it can never run it ends at once, and `process` reports that. Pages
+        of a `transfer` are reused only after `end_transfer`, even if the request has ended."""
         request = self._request_from(message)
         if transfer is not None:
             self._kv.begin_transfer(request, transfer)
@@ -113,7 +113,7 @@ class Scheduler:
         self._adapters = folders
 
     def has_adapter(self, key: str) -> bool:
-        """Whether some request that has not ended has this adapter."""
+        """Whether a request that has not ended has this adapter."""
         return any(request.adapter == key for request in self._table.requests)
 
     def abort(self, request_id: str) -> None:
@@ -128,7 +128,7 @@ class Scheduler:
             self._fail(request, error, refusal)
 
     def hand_back(self, groups: Iterable[Sequence[str]], most: int, now: float) -> int:
-        """Ends those of `groups` that `leaving` chooses; returns their number."""
+        """Ends the requests of the groups that `leaving` chooses; returns the number of groups."""
         costs = Costs(self._pacing.token_seconds(), self._settings.page_size)
         chosen = leaving(groups, most, self._table, self._kv, costs, now)
         for request in dict.fromkeys(chain.from_iterable(chosen)):
@@ -153,15 +153,16 @@ class Scheduler:
             self._resumed.append(request)
 
     def take_first_tokens(self) -> list[TokenDelta]:
-        """First tokens of requests that were resumed and have not run yet, so that clients need not
-        wait for the step; all other deltas come with them."""
+        """First tokens of resumed requests that have not run yet, so that clients need not wait for
+        the step. Returns all other pending deltas too."""
         if not self._resumed:
             return []
         deltas, self._deltas = self._deltas, []
         return deltas
 
     def begin_transfer(self, request_id: str, transfer: Fence) -> None:
-        """Protects the pages of a started request until `end_transfer`, also when it has ended."""
+        """Protects the pages of a started request until `end_transfer`, even after the request's
+        end."""
         request = self._table.get(request_id)
         assert request is not None, f"{request_id} holds no pages"
         self._kv.begin_transfer(request, transfer)
@@ -171,8 +172,8 @@ class Scheduler:
         self._kv.end_transfer(transfer)
 
     def retire(self, page_ids: Sequence[int]) -> int:
-        """Takes pages that are held out of the pool for good. Waiting requests that need more than
-        is left end. Returns how many pages were retired so far."""
+        """Removes held pages from the pool for good. Waiting requests that need more than what is
+        left end. Returns how many pages are retired so far."""
         self._kv.retire(page_ids)
         for request in (*self._table.waiting, *self._table.awaiting_pages.values()):
             self._fit(request)
@@ -183,8 +184,8 @@ class Scheduler:
         self._kv.flush()
 
     def next_batch(self, now: float) -> Batch | None:
-        """The next batch to run. None when there is nothing to run or report, or nothing can run
-        before the results of the batch in flight are in."""
+        """The next batch to run. None if there is nothing to run or report, or if nothing can run
+        before the results of the batch in flight arrive."""
         self._drop_aborted()
         if self._pending and self._speculation and self._awaits_tokens(self._speculation):
             return None
@@ -203,7 +204,7 @@ class Scheduler:
         return None
 
     def process(self, batch: Batch, result: SampledTokens, now: float) -> StepOutcome:
-        """Takes in the tokens of a batch; returns what became of requests since the last call."""
+        """Processes the tokens of a batch; returns the results for requests since the last call."""
         pending = self._pending.pop(batch.step)
         self._kv.landed(batch.step, result.copied)
         self._pacing.landed(batch, now)
@@ -229,7 +230,7 @@ class Scheduler:
         self._kv.check_integrity(self._table.requests)
         self._table.running.check_integrity()
 
-    # Before a batch: who leaves.
+    # Before a batch.
 
     def _request_from(self, message: Generate) -> Request:
         longest = max_new_tokens(self._refusals.limits, len(message.prompt_ids))
@@ -246,7 +247,8 @@ class Scheduler:
         return reason is not None
 
     def _fit(self, request: Request) -> None:
-        """Ends a waiting request after pages were retired, or lowers the bound on its answer."""
+        """After pages were retired, ends a waiting request that no longer fits, or lowers the limit
+        of its answer."""
         if error := self._refusals.shrunk(len(request.token_ids), request.max_tokens):
             self._fail(request, error, "unavailable")
         else:
@@ -261,7 +263,8 @@ class Scheduler:
         self._aborting.clear()
 
     def _plan_retraction(self, now: float, launched: Sequence[Request]) -> RetractionPlan:
-        """The victims for the pages of the next decode step, else for a far more urgent request."""
+        """Plans victims for missing pages of the next decode step, else for a far more urgent
+        request."""
         running = self._table.running.ready()
         plan = plan_retraction(
             running,
@@ -305,7 +308,7 @@ class Scheduler:
         return batch
 
     def _awaits_tokens(self, speculation: Speculation) -> bool:
-        """Whether the next step begins where drafts in flight end, or is going to have some."""
+        """Whether the next step depends on drafts in flight, or will probably have drafts."""
         verifies = any(step.verify for step in self._pending.values())
         return verifies or speculation.worth_waiting()
 
@@ -314,10 +317,10 @@ class Scheduler:
         resumed, self._resumed = self._resumed, []
         return [r for r in resumed if r.phase is Phase.RUNNING and not r.row_announced]
 
-    # After a batch, and on the way out.
+    # After a batch, and at a request's end.
 
     def _take_in(self, batch: Batch, pending: StepInFlight, result: SampledTokens) -> int:
-        """Takes in the tokens of a step; returns how many drafts answers keep."""
+        """Processes the tokens of a step; returns how many drafts answers keep."""
         rows = result.rows()
         for item, extend in zip(pending.prefill, batch.extend_rows, strict=True):
             self._prefilled(item, extend.token_ids, next(rows) if extend.samples else None)
@@ -333,7 +336,7 @@ class Scheduler:
         return accepted_tokens
 
     def _step_failed(self, pending: StepInFlight, error: str) -> None:
-        """Ends all requests of the step; nothing that it computed serves others."""
+        """Ends all requests of the step; nothing that the step computed is shared."""
         prefilling = [item.request for item in pending.prefill]
         for request in (*prefilling, *pending.decode, *pending.verify):
             if not request.ended:
@@ -342,8 +345,8 @@ class Scheduler:
     def _prefilled(
         self, item: PrefillItem, token_ids: tuple[int, ...], sampled: SampledRow | None
     ) -> None:
-        """Takes in a whole prompt or a chunk of one: unless more layers follow, it is in the pool
-        and others find it. `token_ids`: those that the runner computed."""
+        """Processes a computed prompt or chunk. Unless more layers follow, it is complete in the
+        pool, and others can find it. `token_ids`: tokens that the runner computed."""
         request = item.request
         if request.ended or not item.completes:
             return
@@ -360,7 +363,8 @@ class Scheduler:
     def _report_chunk(
         self, item: PrefillItem, token_ids: tuple[int, ...], row: int, page_ids: Sequence[int]
     ) -> None:
-        """Reports a finished chunk; `page_ids`: the request's pages, also if this step ended it."""
+        """Reports a finished chunk; `page_ids`: the request's pages, even if this step ended the
+        request."""
         size, start = self._settings.page_size, item.start if item.match is None else 0
         pages = tuple(page_ids[start // size : pages_for(item.end, size)])
         cached = tuple(item.request.token_ids[start : item.start])
@@ -372,8 +376,8 @@ class Scheduler:
     def _verified(
         self, request: Request, drafts: tuple[int, ...], rows: Iterator[SampledRow]
     ) -> int:
-        """Takes tokens while they are those that were drafted, and the first that is not. Where
-        nothing was drawn behind a draft, the next step draws. Returns how many drafts are kept."""
+        """Accepts drawn tokens while they equal the drafts, and the first that differs. If no token
+        was drawn after a draft, the next step draws one. Returns how many drafts are kept."""
         drawn, before = list(islice(rows, len(drafts) + 1)), len(request.token_ids)
         for sampled, draft in zip_longest(drawn, drafts):
             if sampled[0] == NO_TOKEN and len(request.token_ids) > before:
@@ -390,12 +394,13 @@ class Scheduler:
         return accepted
 
     def _decoded_and_scored(self, requests: Sequence[Request], rows: Iterator[SampledRow]) -> None:
-        """Takes the next token of each request, with scores."""
+        """Accepts the next token of each request, with scores."""
         for request, sampled in zip(requests, rows, strict=True):
             self._accept(request, sampled)
 
     def _decoded(self, requests: Sequence[Request], token_ids: Sequence[int]) -> None:
-        """Takes the next token of each request, without scores. Nearly always it is appended."""
+        """Accepts the next token of each request, without scores. Most tokens are simply
+        appended."""
         deltas = self._deltas
         for request, token in zip(requests, token_ids, strict=True):
             tokens = request.token_ids
@@ -406,7 +411,7 @@ class Scheduler:
                 deltas.append(TokenDelta(request.request_id, (token,)))
 
     def _accept(self, request: Request, sampled: SampledRow) -> None:
-        """Takes a sampled token, unless its request ended or is about to be dropped."""
+        """Accepts a sampled token, unless its request has ended or is about to be dropped."""
         token, tokens = sampled[0], request.token_ids
         if token == NO_TOKEN and not request.ended:
             self._end(request, "error", NOT_FINITE, trusted=False)
@@ -421,7 +426,7 @@ class Scheduler:
             self._end(request, "length", sampled=sampled)
         else:
             self._deltas.append(outcome_of(request, sampled))
-            request.prompt_logprobs = -1  # told, and not again after a retraction
+            request.prompt_logprobs = -1  # reported, and not again after a retraction
 
     def _retract(self, request: Request, now: float) -> None:
         """Puts a request back at the head of the queue; prompt and output are prefilled again."""
@@ -446,7 +451,8 @@ class Scheduler:
         sampled: SampledRow | None = None,
         trusted: bool = True,
     ) -> None:
-        """Sends a request's one terminal event; `trusted`: what it computed may serve others."""
+        """Ends a request with its one terminal event. `trusted`: whether its computed pages may
+        serve others."""
         if request.row is not None:
             self._kv.release(request, trusted=trusted)
         self._counts.finished_requests += reason in ("stop", "length")

@@ -1,4 +1,4 @@
-"""The values that decide how the scheduler behaves, resolved by its caller."""
+"""Settings of the scheduler, resolved by its caller."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from sluice_contract.config.adapters import DEFAULT_MAX_LORAS_PER_BATCH
 from sluice_runtime.scheduler.limits import Limits
 
 FIRST_CHUNK_TOKENS: Final = 128
-"""Budget of the first steps with a target: on a CPU a chunk of 512 takes tens of milliseconds with
-a small model and seconds with a large one."""
+"""Budget of the first steps with a target. It is small because on a CPU a chunk of 512 takes tens
+of milliseconds with a small model and seconds with a large one."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class StepTarget:
 
     seconds: float
     share: float
-    """Share of the steps with prompt tokens that must keep it."""
+    """Share of the steps with prompt tokens that must keep the bound."""
     start_tokens: int = FIRST_CHUNK_TOKENS
 
 
@@ -36,15 +36,16 @@ class HostPages:
 
 @dataclass(frozen=True)
 class SchedulerSettings:
-    """All sizes in tokens unless named otherwise."""
+    """Settings of a scheduler. Sizes are in tokens unless the name says otherwise."""
 
     limits: Limits
     page_size: int
     chunk_size: int | None
-    """Token budget of a step that prefills, the most with a target; None: chunking is off."""
+    """Token budget of a step with prompts, or with a target the largest budget; None: chunking is
+    off."""
     max_prefill_tokens: int
     min_prefill_tokens: int
-    """Tokens of the chunk that decode rows cannot take; one page at least."""
+    """Tokens of the chunk that decode rows cannot take; at least one page."""
     max_running_requests: int
     max_queued_requests: int
     mixed: bool
@@ -62,9 +63,9 @@ class SchedulerSettings:
     report_chunks: bool = False
     """Whether `process` returns the chunks of prompts that a step has finished."""
     target: StepTarget | None = None
-    """Decides the budget of each step; None: it is chunk_size."""
+    """Target that decides the budget of each step; None: the budget is chunk_size."""
     max_adapters: int = DEFAULT_MAX_LORAS_PER_BATCH
-    """Maximum different adapters among the requests that have rows."""
+    """Most different adapters among requests with rows."""
     layers: int = 1
     """Number of the model's layers, into which a prompt's chunk may be split; 1: chunks are never
     split."""
@@ -73,7 +74,7 @@ class SchedulerSettings:
     draft_model: bool = False
     """Whether a model proposes the drafts."""
     draft_head: bool = False
-    """Whether the draft model is a head of the model, which computes every step after it."""
+    """Whether drafts come from a head, which computes every step after the model."""
     ttft_seconds: float | None = None
     """Promised time to the first token; policy `slack` only."""
     host_pages: HostPages | None = None

@@ -1,20 +1,21 @@
 """Chooses which rows of a step are verified, and with how many drafts.
 
-A draft goes to the row that is most likely to keep it, as long as its chance is worth its time. The
-step's expected tokens over its expected seconds must grow. Both are measured: how often a row's
-drafts were right, including those not verified, and how long steps of so many tokens take. So a
-row that copies nothing drafts nothing, and a batch that is full enough to be bound by computation
-drafts less or nothing.
+Each further draft goes to the row that is most likely to keep it, as long as the step's expected
+tokens per expected second grow. Expectations are measured: how often a row's drafts were right,
+including drafts not verified, and how long steps take by their number of tokens. So a row that
+copies nothing gets no drafts, and a batch large enough to be limited by computation gets few or
+none.
 
-A draft model computes one more draft of all rows in one pass. So the step is weighed as a whole,
-once for each number of passes: drafts that would not pay a pass alone may together.
+A draft model computes one more draft for all rows in one pass. So the step is evaluated as a whole,
+for each number of passes: drafts that would not pay for a pass alone may do so together.
 
-It lags behind, and catches up on a row before it drafts for it; that is part of the price, and of
-the step's tokens. A row that lacks more than these catches up in several steps. Whether the model
-is right shows only where it drafts. So rows whose drafts do not pay verify one now and then, as
-often as that costs a small share of the time.
+The draft model lags behind, and catches up on a row before it drafts for it. That counts in the
+price and in the step's tokens; a row that lacks too many tokens for one step catches up in several.
+Only verified drafts show whether the draft model is right. So rows whose drafts do not pay verify
+one now and then, as often as a small share of the time allows.
 
-Drafts take what the step has left. Knows no device and no clock; answers do not depend on it.
+Drafts get what the step has left. Knows no device and no clock; answers do not depend on
+speculation.
 """
 
 from __future__ import annotations
@@ -35,20 +36,20 @@ from sluice_runtime.scheduler.request_table import RequestTable
 from sluice_runtime.scheduler.settings import SchedulerSettings
 
 FIRST_CHANCE: Final = 0.6
-"""Initial acceptance probability of a row's drafts, before any was compared with what was drawn."""
+"""Initial acceptance probability of a row's drafts, before any was compared with a drawn token."""
 LEARNING: Final = 0.15
 """EMA weight of one compared draft in its row's acceptance probability, without a draft model."""
 LEAST_CHANCE: Final = 0.1
-"""Minimum acceptance probability. Below it, giving up launch-ahead costs more than the draft
-gains."""
+"""Smallest acceptance probability of a draft; below it, giving up launch-ahead costs more than the
+draft gains."""
 MARGIN: Final = 1.2
 """Factor on the predicted step time where a time is promised, because some steps take longer."""
 MODEL_LEARNING: Final = 0.05
 """EMA weight of one verified draft when a draft model proposes. Its acceptance varies little from
 row to row."""
 LEARNING_OF_ALL: Final = 0.05
-"""EMA weight of one verified draft in the engine's acceptance probability, with which new rows of a
-draft model begin."""
+"""EMA weight of one verified draft in the engine's acceptance probability, the initial one of new
+rows with a draft model."""
 PROBE_LEARNING: Final = 0.5
 """EMA weight of a probe: a draft after its row had none for a while."""
 PROBE_SHARE: Final = 0.015
@@ -60,7 +61,7 @@ LIKELY: Final = 0.5
 """Minimum acceptance probability of a model's draft while step times are unknown. Also the minimum
 average of a step's drafts while drafts have cost more than they gained."""
 PROBE_STEPS: Final = 16
-"""Bound on catching up for probes, in decode steps, unless more time was saved for it."""
+"""Most time for catching up for probes, in decode steps, unless more time was saved."""
 PAID_BACK_WITHIN: Final = 128
 """Tokens within which the cost of catching up has to be gained."""
 
@@ -74,8 +75,8 @@ class RowDrafts(Protocol):
 
 
 class ModelDrafts:
-    """Placeholders for drafts that the draft model proposes in the step that verifies them: see
-    `VerifyRow`."""
+    """Source of placeholders for drafts that the draft model will propose in the step that verifies
+    them: see `VerifyRow`."""
 
     def draft(self, token_ids: Sequence[int], tokens: int) -> tuple[int, ...]:
         """Placeholders, one for each draft: see `RowDrafts`."""
@@ -86,9 +87,9 @@ class DraftRoom(NamedTuple):
     """Rows, tokens and pages that a step has left for drafts."""
 
     rows: int
-    """Free rows; each draft takes one, because it has its own logits."""
+    """Free rows; each draft takes one, because each draft has logits of its own."""
     tokens: int
-    """Tokens that may be computed, by the model or by the draft model that catches up."""
+    """Tokens that may be computed, by the model or by a draft model catching up."""
     pages: int
     """Pages left after decode rows have theirs."""
 
@@ -105,7 +106,7 @@ class Candidate(NamedTuple):
 
 @dataclass(slots=True)
 class StepDrafts:
-    """Drafts that a step is going to verify, and what they cost."""
+    """Drafts that a step will verify, and their cost."""
 
     tokens: int
     """Tokens that the model computes: the decode rows' and the drafts."""
@@ -114,7 +115,7 @@ class StepDrafts:
     passes: int = 0
     """Passes of the draft model."""
     counts: dict[Request, int] = field(default_factory=dict)
-    """Drafts of each row that has some."""
+    """Number of drafts of each row that has any."""
     catching_up: dict[Request, int] = field(default_factory=dict)
     """Tokens that the draft model catches up on, by row without drafts: see `Drafts`."""
     drafted: int = 0
@@ -140,7 +141,8 @@ class Speculation:
         kv: KvAllocator,
         drafts_of_row: Callable[[], RowDrafts] | None = None,
     ) -> None:
-        """`drafts_of_row`: source of each row's drafts, in place of the one in the settings."""
+        """`drafts_of_row`: makes each row's source of drafts, in place of the source from the
+        settings."""
         by_settings = ModelDrafts if settings.draft_model else NGramDrafts
         self._drafts_of_row = drafts_of_row or by_settings
         self._settings = settings
@@ -161,16 +163,17 @@ class Speculation:
         """Counter: verified drafts that answers kept."""
 
     def worth_waiting(self) -> bool:
-        """Whether to wait for the step in flight: rows have drafts before its tokens are known, so
-        they probably have some afterwards. Never while prompts wait and a time is promised."""
+        """Whether to wait for the step in flight: rows have drafts even before its tokens are
+        known, so they will probably have drafts afterwards. Never while prompts wait and a time is
+        promised."""
         table = self._table
         if self._settings.target and (table.prefilling or len(table.waiting)):
             return False
         return any(self.plan(self._table.running.ready(), ()))
 
     def plan(self, running: Sequence[Request], prefill: Sequence[PrefillItem]) -> Drafts:
-        """The drafts of a step in which `running` decode together with these prompts, which have
-        their rows and pages."""
+        """Plans the drafts of a step in which `running` decode together with the prompts of
+        `prefill`, which have their rows and pages already."""
         room = self._room(len(running), prefill)
         self._follow(running)
         step = StepDrafts(len(running), len(running))
@@ -186,12 +189,12 @@ class Speculation:
         return Drafts(verified, step.catching_up)
 
     def verified(self, request: Request, drafted: int, accepted: int) -> None:
-        """Takes in how many drafts of a row a step has accepted."""
+        """Records how many of a row's drafts a step has accepted."""
         self.drafted_tokens += drafted
         self.accepted_tokens += accepted
         self._accepted_in_step += accepted
         lacked = _lag_tokens(request) - 1
-        # The draft model has computed all of them but the last.
+        # The draft model has computed all drafts except the last.
         request.draft_computed_tokens = request.computed_tokens - 1 + min(drafted, accepted + 1)
         probed = request in self._probes
         if row := self._rows.get(request):
@@ -210,7 +213,7 @@ class Speculation:
         drafts = max([len(row.token_ids) - 1 for row in batch.verify_rows], default=0)
         passes = drafts if self._settings.draft_model else 0
         size = rows + batch.draft_tokens, passes
-        # A row whose drafts were all right lacks one, at nearly no cost.
+        # A row whose drafts were all right lacks one token, at nearly no cost.
         lacked = sum(len(row.token_ids) - 1 for row in batch.draft_rows)
         if not lacked:
             self._time.observe(*size, seconds)
@@ -221,8 +224,8 @@ class Speculation:
             self._lag.settle(self._time.seconds(rows, 0) * (1 + accepted / rows) - seconds)
 
     def _room(self, decoding: int, prefill: Sequence[PrefillItem]) -> DraftRoom:
-        """Free rows, tokens that the chunk has left, and free pages. Where a time is promised,
-        prompts have all of it."""
+        """Free rows, tokens that the chunk has left, and free pages. If a time is promised, prompts
+        get the whole chunk."""
         settings = self._settings
         if settings.target and prefill:
             return DraftRoom(0, 0, 0)
@@ -233,8 +236,8 @@ class Speculation:
         return DraftRoom(self._kv.free_rows, tokens, pages)
 
     def _follow(self, running: Sequence[Request]) -> None:
-        """Looks up the drafts of rows, and compares those of the last time with what was drawn.
-        Forgets rows that are gone."""
+        """Looks up the drafts of rows, and compares the previous drafts with the drawn tokens.
+        Forgets rows that have gone."""
         known, self._rows = self._rows, {}
         for request in running:
             row = self._rows[request] = known.get(request) or self._new_row(request)
@@ -253,9 +256,9 @@ class Speculation:
         return self._lag.token_seconds * _lag_tokens(request)
 
     def _add_probes(self, step: StepDrafts, room: DraftRoom) -> None:
-        """Adds probes for all rows that have waited long enough, once earlier losses are paid: a
-        pass of the draft model takes little more for several. Rows that lack too many tokens are
-        left out."""
+        """Adds probes for all rows that have waited long enough, once earlier losses are paid back:
+        a pass of the draft model takes little more for several rows. Rows that lack too many tokens
+        are left out."""
         if not self._settings.draft_model:
             return
         rows = [(r, row) for r, row in self._rows.items() if r.remaining_tokens > 1]
@@ -276,8 +279,8 @@ class Speculation:
         step.passes = min(1, len(self._probes))
 
     def _best(self, probes: StepDrafts, room: DraftRoom) -> StepDrafts:
-        """The probes together with the drafts that give the most tokens per second. A draft model's
-        passes are tried one after the other, as long as one more is better."""
+        """The probes together with the drafts that give the most tokens per second. Numbers of a
+        draft model's passes are tried in ascending order while one more is better."""
         candidates = self._candidates(min(room.rows, room.tokens) - probes.drafted)
         if not candidates:
             return probes
@@ -303,8 +306,8 @@ class Speculation:
         return step.expected / (seconds + lag / PAID_BACK_WITHIN)
 
     def _candidates(self, most: int) -> list[Candidate]:
-        """Drafts of rows that have some, the most likely first; a row's second one counts only if
-        the first is right, and so on."""
+        """Possible drafts of all rows, the most likely first. A row's second draft counts only if
+        its first is right, and so on."""
         heap = [
             (-row.chance, number, request, 1)
             for number, (request, row) in enumerate(self._rows.items())
@@ -316,7 +319,8 @@ class Speculation:
         heapq.heapify(heap)
         unknown = self._settings.draft_model and not self._time.known
         candidates: list[Candidate] = []
-        # More than there is room for: some may open a page or lack too much.
+        # More candidates than there is room for, since some may open a page or lack too many
+        # tokens.
         while heap and len(candidates) < 2 * most:
             less_chance, number, request, count = heapq.heappop(heap)
             if unknown and -less_chance < LIKELY:
@@ -335,7 +339,8 @@ class Speculation:
         passes: int,
         most: int,
     ) -> StepDrafts:
-        """The probes, and the candidates that pay with so many passes; at most `most` of a row."""
+        """The probes and the candidates that pay with `passes` passes; at most `most` drafts of a
+        row."""
         step = replace(probes, counts={**probes.counts}, catching_up={**probes.catching_up})
         step.passes = max(passes, probes.passes)
         token_seconds = self._time.token_seconds
@@ -353,8 +358,8 @@ class Speculation:
         return step
 
     def _adds(self, step: StepDrafts, request: Request, chance: float, room: DraftRoom) -> bool:
-        """Gives a row one draft more, if there is room and the promise is kept. If the draft model
-        lacks more of its tokens than a step has room for, it catches up on these first."""
+        """Gives a row one more draft, if there is room and the promise is kept. If the draft model
+        lacks more of the row's tokens than a step has room for, it only catches up in this step."""
         count = step.counts.get(request, 0) + 1
         lags = self._settings.draft_lags and count == 1
         lacked = _lag_tokens(request) if lags else 0
@@ -384,7 +389,7 @@ class Speculation:
             step.expected += chance
 
     def _keeps_target(self, tokens: int, passes: int, lag_seconds: float) -> bool:
-        """Whether a step of so many tokens keeps the promise, if there is one."""
+        """Whether a step of this size keeps the promised time; True without a promise."""
         target = self._settings.target
         if not target:
             return True
@@ -392,12 +397,12 @@ class Speculation:
 
 
 def _lag_tokens(request: Request) -> int:
-    """Tokens that the draft model lacks of a row, but for the last one."""
+    """Number of a row's tokens that the draft model lacks, not counting the last."""
     return request.computed_tokens - request.draft_computed_tokens
 
 
 def _opens_page(request: Request, drafts: int, page_size: int) -> int:
-    """1 if the last of so many drafts opens a page, else 0."""
+    """1 if the last of `drafts` drafts opens a page, else 0."""
     first, last = request.computed_tokens + 1, request.computed_tokens + 1 + drafts
     held = max(len(request.page_ids), pages_for(first, page_size))
     return max(0, pages_for(last, page_size) - max(held, pages_for(last - 1, page_size)))
@@ -409,20 +414,21 @@ class _Row:
 
     source: RowDrafts
     chance: float = FIRST_CHANCE
-    """Probability that a draft is right, if those before it are."""
+    """Probability that a draft is right if all earlier drafts are."""
     expected: int | None = None
-    """First draft after the tokens of the last call; NO_TOKEN: a model would propose it."""
+    """First draft after the tokens of the last call; NO_TOKEN: the draft model would have to
+    propose it."""
     tokens: int = 0
     """Number of the request's tokens at the last call of `follow`."""
     waits_from_tokens: int = 0
     """Number of tokens when the row last had drafts, or at first."""
     wait_tokens: int = FIRST_WAIT
     probe_again: bool = False
-    """Whether the last probe had to catch up, so that its time says nothing about drafts."""
+    """Whether the last probe only caught up, so that the next step should probe again."""
 
     def follow(self, token_ids: Sequence[int]) -> None:
-        """Takes in the request's present tokens, and compares the expected draft with what was
-        drawn."""
+        """Updates the row to the request's present tokens, and compares the expected draft with the
+        drawn token."""
         if len(token_ids) == self.tokens:
             return
         drafted = self.expected is not None and self.expected != NO_TOKEN
@@ -432,13 +438,13 @@ class _Row:
         self.expected = next(iter(self.source.draft(token_ids, 1)), None)
 
     def learn(self, *, right: bool, weight: float = LEARNING) -> None:
-        """Takes in whether a draft equalled what was drawn."""
+        """Records whether a draft equalled the drawn token."""
         self.chance += weight * (right - self.chance)
         self.expected = None
 
     def wait(self, tokens: int, *, right: bool, probed: bool) -> None:
-        """Starts the wait for the next probe, after drafts that left `tokens` tokens. `right`:
-        whether the first draft was."""
+        """Starts the wait for the next probe, after drafts; `tokens`: the request's tokens now;
+        `right`: whether the first draft was right."""
         self.waits_from_tokens = tokens
         if right:
             self.wait_tokens = FIRST_WAIT

@@ -1,5 +1,5 @@
-"""The scheduler's state as one frozen value, for logs, metrics and the load report, and what the
-scheduler counts for it."""
+"""The scheduler's state as one frozen value for logs, metrics and the load report, and the counters
+behind it."""
 
 from __future__ import annotations
 
@@ -39,36 +39,36 @@ class Status:
     awaiting_pages: int
     """Queued requests whose prompts are computed elsewhere."""
     preallocated: int
-    """Requests of that kind that have a row and pages."""
+    """Requests with a row and pages whose prompts are computed elsewhere."""
     pages_total: int
     pages_free: int
     pages_evictable: int
-    """Cached prefixes that no request uses."""
+    """Cached pages that no request uses."""
     evicted_pages: int
-    """Since the start: cached pages that were needed for something else."""
+    """Cached pages evicted for other uses since the start."""
     new_token_ratio: float
     beta: float
     """Share of max_tokens that the next requests are expected to use."""
     average_usage: float | None
     """Mean share of max_tokens that the last completions used."""
     saved_share: float
-    """Memory that admission leaves to others; see `Running.saved_share`."""
+    """Share of memory that admission saves; see `Running.saved_share`."""
     prefilling: ChunkProgress | None
     admission_reason: str
-    """Why the last step has no more prompts: `PrefillPlan.reason`."""
+    """Reason why the last step has no more prompts: see `PrefillPlan.reason`."""
     retractions: int
     chunk_cuts: int
     received_prompt_tokens: int
-    """Since the start: tokens of the prompts to compute here, without those that were cached when
-    they came."""
+    """Tokens received since the start in prompts to compute here, without tokens that were cached
+    on arrival."""
     finished_requests: int
-    """Since the start: requests whose answer came to its end."""
+    """Requests whose answer ended, since the start."""
     steps: Mapping[str, int]
-    """Since the start, by forward mode."""
+    """Number of steps since the start, by forward mode."""
     pace: PaceStatus
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-    """Since the start: drafts that were verified, and those of them that answers kept."""
+    """Drafts that answers kept since the start; `drafted_tokens` are all verified drafts."""
     host_cache: HostCacheLoad | None = None
 
     @property
@@ -78,13 +78,13 @@ class Status:
 
     @property
     def pages_available(self) -> int:
-        """Pages that a request could have now."""
+        """Pages that a request can get now."""
         return self.pages_free + self.pages_evictable
 
 
 @dataclass(slots=True)
 class Counts:
-    """What the scheduler counts, since the start; see `Status`."""
+    """Counters of the scheduler since the start; see `Status`."""
 
     steps: Counter[str] = field(
         default_factory=lambda: Counter({mode.value: 0 for mode in ForwardMode})
@@ -97,7 +97,7 @@ class Counts:
     finished_requests: int = 0
 
     def received(self, request: Request, cached_tokens: int) -> None:
-        """A request came whose prompt no other engine has counted."""
+        """Counts the prompt of a request that no other engine has counted."""
         self.received_prompt_tokens += len(request.token_ids) - cached_tokens
 
 
@@ -147,7 +147,7 @@ def status_of(
 
 
 def progress_of(request: Request | None) -> ChunkProgress | None:
-    """How far the prompt of the request that was cut is; None when there is none."""
+    """Progress of a cut prompt; None without a request."""
     if request is None:
         return None
     return ChunkProgress(request.request_id, request.computed_tokens, len(request.token_ids))

@@ -1,7 +1,7 @@
 """The text of one choice: engine deltas → detokeniser → stop strings → pieces. Pure.
 
-The pieces together are `decode` of all ids. Text is held back while the next token may still change
-it: a character may be split over several tokens, and a stop string may have begun.
+The pieces' joined text equals `decode` of all ids. Text is held back while the next token may still
+change it: a character may be split over several tokens, and a stop string may have begun.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from sluice_runtime.wire.messages import TokenDelta, TokenLogprob
 
 _REPLACEMENT: Final = "\ufffd"
 _CONTEXT_TOKENS: Final = 4
-"""Context decoded with new tokens: decoders treat the first token of a text differently."""
+"""Earlier tokens decoded together with new ones, since decoders treat the first token of a text
+differently."""
 _WINDOW_TOKENS: Final = 32
-"""Tokens decoded at a time at most, unless they are one run of byte tokens."""
+"""Most tokens decoded at a time, except for one long run of byte tokens."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,10 @@ class Piece:
     stop: str | None = None
     """The stop string that ended the choice."""
     token_ids: tuple[int, ...] = ()
-    """Tokens whose text has begun to be sent. Never the stop token, nor what follows a stop
+    """Tokens whose text has begun to be sent; never the stop token, nor tokens after a stop
     string."""
     starts: tuple[int, ...] = ()
-    """Characters of the answer before each of `token_ids`; empty without reasoning."""
+    """Number of characters of the answer before each of `token_ids`; empty without reasoning."""
     scores: tuple[ScoredToken, ...] | None = None
     """Logprobs of `token_ids`, after those of an echoed prompt; None when not requested."""
     prompt_scores: tuple[ScoredToken, ...] | None = None
@@ -56,9 +57,10 @@ class Piece:
     reasoning: str = ""
     """Reasoning that the model writes before its answer; not in `text`."""
     in_text: bool = True
-    """Whether tokens of it without text are surely of the text, not of reasoning or a call."""
+    """Whether the piece's tokens without text certainly belong to the text, not to reasoning or a
+    call."""
     reasoning_tokens: int = 0
-    """Tokens that are known, since the last piece, to be reasoning."""
+    """Number of tokens found to be reasoning since the last piece."""
     calls: tuple[CallPart, ...] = ()
     """Parts of tool calls; their source text is not in `text`."""
     drawn_ids: tuple[int, ...] = ()
@@ -68,17 +70,17 @@ class Piece:
 
     @property
     def ongoing_calls(self) -> tuple[CallPart, ...]:
-        """Parts of a call that an earlier piece began, which come before the text."""
+        """Parts of a call that began in an earlier piece; they come before the text."""
         return tuple(part for part in self.calls if part.call_id is None)
 
     @property
     def begun_calls(self) -> tuple[CallPart, ...]:
-        """Calls that begin here, which come behind the text."""
+        """Calls that begin in this piece; they come after the text."""
         return tuple(part for part in self.calls if part.call_id is not None)
 
 
 def joined(pieces: Sequence[Piece]) -> Piece:
-    """All pieces of one choice as one."""
+    """All pieces of a choice joined into one."""
     scores = [piece.scores for piece in pieces if piece.scores is not None]
     ids = [piece.returned_ids for piece in pieces if piece.returned_ids is not None]
     return replace(
@@ -103,7 +105,7 @@ class _Waiting:
 
     token_id: int
     start: int
-    """Characters of the answer before it."""
+    """Number of characters of the answer before the token."""
     score: TokenLogprob | None
 
 
@@ -231,8 +233,8 @@ def _with_best(scored: list[ScoredToken], top: int) -> list[ScoredToken]:
 class StopStrings:
     """Passes text on until a stop string; holds back what may be the start of one.
 
-    Which stop string wins does not depend on how the text was cut: the one that ends first, and
-    of several that end together the longest.
+    The stop string that ends first wins, and of several that end together the longest, however the
+    text was split.
     """
 
     def __init__(self, stops: Sequence[str], *, kept: bool = False) -> None:
@@ -246,8 +248,8 @@ class StopStrings:
         """The stop string, once it was found."""
 
     def push(self, text: str, *, honoured: bool = True) -> str:
-        """The text that surely belongs to the answer; "" once a stop string was found. With
-        `honoured` false, a stop string that ends in this text is ordinary text."""
+        """Adds text; returns text that certainly belongs to the answer, and "" once a stop string
+        was found. `honoured` false: stop strings that end in this text are ordinary text."""
         if self.stopped or not self._stops:
             return "" if self.stopped else text
         pending = self._held + text
@@ -261,7 +263,7 @@ class StopStrings:
         return pending[: len(pending) - held_characters]
 
     def finish(self) -> str:
-        """The text that was held back and turned out to be no stop string."""
+        """The text that was held back and is not part of a stop string."""
         held_text, self._held = self._held, ""
         return held_text
 
@@ -309,7 +311,7 @@ class Detokenizer:
         return text
 
     def _push_shown(self, token: int) -> str:
-        """Characters never span a special token."""
+        """Decodes a special token that is shown as text; characters never span it."""
         text = self.finish() + self._shown[token]
         self._window, self._emitted = [], 0
         return text
@@ -337,8 +339,8 @@ class Detokenizer:
     def _cut_inside(self, text: str) -> None:
         """Drops old tokens of a long run of incomplete characters.
 
-        Where two halves decode to the whole, no character goes across: what comes later cannot
-        change the first half.
+        If two halves decode to the whole text, no character spans both, so later tokens cannot
+        change the first half's text.
         """
         decode = self._tokenizer.decode
         for kept in range(1, 2 * _CONTEXT_TOKENS):

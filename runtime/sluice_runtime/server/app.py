@@ -128,7 +128,8 @@ def make_app(service: Service, *, with_metrics: bool = True) -> ASGIApp:
 
 
 def make_metrics_app(service: Service) -> ASGIApp:
-    """Routes for monitoring on a port of their own; none of them changes anything."""
+    """Application with the monitoring routes, for a separate port; none of them changes
+    anything."""
     app = _app_of(_status(service), _metrics(service), document_path=None)
     return GateMiddleware(app, service.gate)
 
@@ -238,7 +239,7 @@ def _tokens(service: Service) -> APIRouter:
 
 
 async def _senders_body(service: Service, request: Request) -> bytes:
-    """Raises as `read_body` and `check_sender`."""
+    """Reads a call's body and checks its sender. Raises like `read_body` and `check_sender`."""
     content = await read_body(request, service.identity.max_body_bytes)
     service.signatures.check_sender(request, content)
     return content
@@ -269,7 +270,7 @@ def _anthropic(service: Service) -> APIRouter:
 
 
 def _tokenized(service: Service, model: ServedModel, content: bytes) -> tuple[bytes, Sequence[str]]:
-    """The answer, and what the chat template made of a conversation."""
+    """The answer, and the changes that the chat template made to the conversation."""
     refuse_heavy(ChatRequest, content, model.limits.request_tokens)
     tokens_request = parse_body(TokenizeRequest, content)
     if (tokens_request.prompt is None) == (tokens_request.messages is None):
@@ -384,8 +385,8 @@ def _status(service: Service) -> APIRouter:
         openapi_extra={"parameters": [_LOADING]},
     )
     async def health(request: Request) -> Response:
-        """Liveness: this process answers, and the engine neither died nor hangs. One that loads its
-        model may read nothing of it for `loading_seconds`."""
+        """Liveness: this process answers, and the engine neither died nor hangs. While it loads its
+        model it may make no progress for `loading_seconds`."""
         if not service.client.healthy(_loading_seconds(request)):
             failure = service.client.failure
             raise UnavailableError(failure.message if failure else "the engine process is silent")
@@ -446,7 +447,7 @@ def _loading(service: Service) -> str:
 
 
 def _model(service: Service, name: str) -> dict[str, Any]:
-    """Object of the model, by one of its names, or of one of its adapters."""
+    """OpenAI's object for the model, or an adapter, with this name."""
     engine, identity = service.client.ready, service.identity
     return {
         "id": name,

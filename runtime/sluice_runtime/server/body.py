@@ -1,7 +1,7 @@
 """Parses the bytes of a request into a typed request; every refusal names the field.
 
-A body is read, its values are counted before its JSON is parsed, and then its fields are
-validated. Also reads the headers that any client may set: routing key and trace.
+Reads the body, counts its values before parsing the JSON, then validates its fields. Also reads the
+headers that any client may set: routing key and trace.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def routing_key_of(request: Request) -> str:
     """The request's routing key; empty when it has none.
 
     Raises:
-        InvalidRequestError: it is too long, or not of the characters allowed.
+        InvalidRequestError: the key is too long or has characters that are not allowed.
     """
     routing_key = request.headers.get(ROUTING_KEY_HEADER, "")
     if routing_key and not is_acceptable_routing_key(routing_key):
@@ -75,9 +75,9 @@ async def read_body(request: Request, max_bytes: int, seconds: float = BODY_SECO
     """The body.
 
     Raises:
-        MistakenError: it is compressed, is longer than `max_bytes` (no more of it is read), or
-            did not come within `seconds`.
-        starlette.requests.ClientDisconnect: the client went before all of it came.
+        MistakenError: the body is compressed, is longer than `max_bytes` (the rest is not read), or
+            did not arrive within `seconds`.
+        starlette.requests.ClientDisconnect: the client disconnected before the body was complete.
     """
     if mistake := http_errors.wrong_encoding(request.headers.get("content-encoding")):
         raise MistakenError(mistake)
@@ -101,10 +101,10 @@ async def _read(request: Request, max_bytes: int) -> bytes:
 
 
 def refuse_heavy(kind: type[RequestModel], body: bytes, prompt_tokens: int) -> None:
-    """`prompt_tokens`: how many token ids a prompt may have.
+    """Refuses a body with too many values. `prompt_tokens`: how many token ids a prompt may have.
 
     Raises:
-        InvalidRequestError: the body holds too many values; `param` is the field that does.
+        InvalidRequestError: the body holds too many values; `param` is its largest field.
         MistakenError: it is no JSON object.
     """
     if len(body) <= LIGHT_BYTES:
@@ -147,7 +147,7 @@ class Parsed(NamedTuple, Generic[RequestT]):
 
     request: RequestT
     ignored: list[str]
-    """Paths of unknown fields, and names of those whose value was not used."""
+    """Paths of unknown fields, and names of fields whose value was not used."""
 
 
 def parse_request(kind: type[RequestT], body: bytes, *, strict: bool) -> Parsed[RequestT]:
@@ -163,10 +163,10 @@ def parse_request(kind: type[RequestT], body: bytes, *, strict: bool) -> Parsed[
 
 
 def _renamed(kind: type[RequestModel], fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields under the names that they have here.
+    """`fields` with clients' alternative names replaced by the model's names.
 
     Raises:
-        InvalidRequestError: one is given twice, with different values.
+        InvalidRequestError: a field is given under two names, with different values.
     """
     for other, name in OTHER_NAMES.items():
         if other not in fields or name not in kind.model_fields:
@@ -197,8 +197,8 @@ def parse_body(kind: type[ModelT], body: bytes) -> ModelT:
 def _validated(
     kind: type[ModelT], fields: Mapping[str, Any], unused: list[str], *, strict: bool
 ) -> ModelT:
-    """`unused`: takes the names of fields whose value is not used."""
-    if strict and len(fields) > len(kind.model_fields):  # one error for each would take long
+    """Validates fields. `unused`: list to which names of fields with unused values are added."""
+    if strict and len(fields) > len(kind.model_fields):  # an error for each takes too long
         known = known_keys(kind, ())
         raise _unknown_field(kind, [next(key for key in fields if key not in known)])
     try:
@@ -213,7 +213,7 @@ def _validated(
 
 def _json_object(body: bytes) -> dict[str, Any]:
     value = None
-    # Anything but an object is refused unparsed: parsing a list of a million lists takes a second.
+    # A body that is not an object is refused unparsed: parsing a million lists takes a second.
     if body.lstrip()[:1] == b"{":
         with suppress(ValueError):
             value = pydantic_core.from_json(body, allow_inf_nan=False)
@@ -223,8 +223,8 @@ def _json_object(body: bytes) -> dict[str, Any]:
 
 
 def _unknown_fields(body: Mapping[str, Any], request: RequestModel) -> list[str]:
-    """Paths of the fields in `body` that the model of `request` does not have, such as
-    `messages[].cache_control`; each once, at most `MAX_IGNORED_FIELDS`."""
+    """Paths of fields in `body` that the type of `request` lacks, such as
+    `messages[].cache_control`; each path once, at most `MAX_IGNORED_FIELDS`."""
     paths: dict[str, None] = {}
     for path in _unknown(body, request, ""):
         paths[path] = None
@@ -234,7 +234,7 @@ def _unknown_fields(body: Mapping[str, Any], request: RequestModel) -> list[str]
 
 
 def _unknown(value: Mapping[str, Any], model: RequestModel, at: str) -> Iterator[str]:
-    if isinstance(model, Unseen):  # which is named as a whole
+    if isinstance(model, Unseen):  # an unseen part is reported as a whole
         return
     attributes = _attributes(type(model))
     if not value.keys() <= attributes.keys():
@@ -260,7 +260,7 @@ def refusal_of(kind: type[RequestModel], error: ValidationError) -> InvalidReque
     param, last = _param(finding["loc"]), finding["loc"][-1]
     if finding["type"] == "extra_forbidden":
         return _unknown_field(kind, finding["loc"])
-    if isinstance(last, str) and last.isdecimal():  # a token, which is no part of the path
+    if isinstance(last, str) and last.isdecimal():  # a token id as a key, which the path leaves out
         finding["input"] = {last: finding["input"]}
     name = param.removeprefix("sampling_params.")
     unsupported = name in _NOT_IMPLEMENTED or finding["type"] == "none_required"

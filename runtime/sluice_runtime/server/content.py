@@ -1,9 +1,9 @@
-"""The content of messages: text, and what the model does not see, such as images, files, and items
-of other servers' tools.
+"""The content of messages: text, and parts that the model does not see, such as images, files, and
+items of other servers' tools.
 
-Clients send the history again with every turn, so a refusal would end the conversation for good. A
-text stands for such a part, and the response's header names it. In the user's turn that is to be
-answered it is refused. Chats, responses and messages share this module.
+An unseen part in the history is replaced by a text and named in a response header: clients resend
+the history with every turn, so a refusal would end the conversation. In the user's turn to be
+answered, an unseen part is refused. Chats, responses and messages share this module.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from sluice_runtime.server.fields import LIST, STRING, RequestModel, by_type, is
 
 MAX_TYPE_CHARACTERS: Final = 64
 GAP: Final = "\n\n"
-"""Separator of texts that were not written as one."""
+"""Separator between texts that were written separately."""
 UNSEEN: Final = Tag("not seen")
-"""Like all tags of more than one word, no refusal shows it."""
+"""Tag of unseen parts. Tags of several words are never shown in refusals."""
 _USERS: Final = ("user", "system", "developer")
 _NUMBER: Final = re.compile(r"\d+")
 _CONTENTS: Final = (
     ("image", "images"), ("screenshot", "images"), ("audio", "audio"), ("video", "video"),
     ("file", "files"), ("document", "files"),
 )  # fmt: skip
-"""Kinds of content that a model does not read, by a part of the type's name."""
+"""Kinds of content that a model cannot read, each with a substring of its types' names."""
 
 
 class Unseen(RequestModel):
-    """A part of a type that no model here reads; the rest of it is dropped."""
+    """A part of a type that no model of this server can read; its other fields are dropped."""
 
     type: Annotated[str, Field(min_length=1, max_length=MAX_TYPE_CHARACTERS)]
     role: str | None = None
@@ -57,13 +57,13 @@ class UnseenAt(NamedTuple):
 
     part: Unseen
     place: str = ""
-    """`.content[0]`, say; empty: the turn itself."""
+    """Path in the turn, such as `.content[0]`; empty: the turn itself."""
     is_result: bool = False
-    """Whether a tool returned it; what a tool returns was not asked by the user."""
+    """Whether a tool returned the part; then the user did not ask about it."""
 
 
 class SeenTurn(NamedTuple):
-    """A turn, and what the model does not see of it."""
+    """A turn with its unseen parts."""
 
     role: str
     """`user`, `system`, `developer`, `assistant` or `tool`."""
@@ -76,8 +76,8 @@ def type_of(value: object) -> object:
 
 
 def by_known_type(tags: Mapping[str, str], otherwise: str) -> Discriminator:
-    """Chooses among parts by `type`. `tags`: of types that are known; `otherwise`: of what has no
-    type, to be refused as one."""
+    """Chooses the model of a part by its `type`. `tags`: tags of known types; `otherwise`: tag for
+    parts without a type, which that tag's model then refuses."""
 
     def tag(part: object) -> str:
         kind = type_of(part)
@@ -99,7 +99,8 @@ _TEXT_PARTS: Final = ("text", "input_text", "output_text")
 
 
 class TextPart(RequestModel):
-    """One part of a message's content that is text; the other names are those of responses."""
+    """One text part of a message's content; `input_text` and `output_text` are the type's names in
+    responses."""
 
     type: Literal[_TEXT_PARTS]  # type: ignore[valid-type]
     text: str
@@ -119,7 +120,7 @@ class RefusalPart(RequestModel):
 
 
 def _some_parts(parts: list[Any], info: ValidationInfo) -> list[Any]:
-    """None are an empty text."""
+    """`parts`, or one empty text part if there are none."""
     if not parts and is_strict(info):
         raise ValueError("a list of at least 1 part")
     return parts
@@ -147,7 +148,7 @@ Content = Annotated[
 
 
 def text_of_parts(parts: Sequence[TextPart | RefusalPart | Unseen]) -> str:
-    """The text that the model sees of a content; unseen parts stand apart."""
+    """The text of a content for the model; stand-ins of unseen parts are set off by empty lines."""
     text, apart = "", False
     for part in parts:
         is_unseen = isinstance(part, Unseen)
@@ -157,8 +158,7 @@ def text_of_parts(parts: Sequence[TextPart | RefusalPart | Unseen]) -> str:
 
 
 def skipped_paths(field: str, turns: Sequence[SeenTurn]) -> list[str]:
-    """Paths that the response's header names, each kind and place once:
-    `messages[].content[].image`."""
+    """Paths for the response's header, without duplicates, such as `messages[].content[].image`."""
     return list(
         dict.fromkeys(
             f"{field}[]{_NUMBER.sub('', unseen.place)}.{unseen.part.type}"
@@ -169,9 +169,9 @@ def skipped_paths(field: str, turns: Sequence[SeenTurn]) -> list[str]:
 
 
 def asked_unseen(field: str, turns: Sequence[SeenTurn], allowed: str) -> tuple[str, str] | None:
-    """The first part that the user asks about and the model does not see: its field, and what is
-    `allowed`. The user's turn goes from the last answer or tool's result to the end, without what
-    the assistant has begun to answer."""
+    """The first unseen part that the user asks about: its field, and the refusal with what is
+    `allowed`. The user's turn is everything after the last answer or tool result, except an answer
+    that the assistant has begun."""
     end = len(turns)
     while end and turns[end - 1].role == "assistant":
         end -= 1

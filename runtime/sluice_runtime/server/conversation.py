@@ -1,7 +1,8 @@
-"""A conversation as the model's chat template writes it, and what the template made of it.
+"""Renders a conversation by the model's chat template, and finds out what the template changed or
+left out.
 
-A template may refuse what the API accepts, or show only a part of it. Then the conversation is
-tried in other turns (`turns`); what is still not in the prompt is named.
+A template may refuse turns that the API accepts, or show only part of them. Then the conversation
+is tried with other turns (`turns`). Content that is still not in the prompt is reported.
 """
 
 from __future__ import annotations
@@ -41,22 +42,22 @@ class ConversationRenderer:
 
     template: ChatTemplate
     reasoning_end: str
-    """Text that ends the reasoning in an assistant's message; empty: there is none."""
+    """Marker that ends the reasoning in an assistant's message; empty: there is none."""
     unix_seconds: float
     strict: bool
-    """Whether a conversation is refused that the template does not take and show as it is."""
+    """Whether a conversation is refused if the template does not accept and show it unchanged."""
     too_long: Callable[[str], bool]
-    """Whether a prompt is refused for its length, which need not be checked."""
+    """Whether a prompt is too long and will be refused, so that it need not be examined."""
 
     def render(
         self, request: ChatRequest, tools: Sequence[Mapping[str, Any]] | None
     ) -> RenderedChat:
-        """The prompt; `tools`: what the template is given.
+        """The prompt. `tools`: tools in the form that the template gets.
 
         Raises:
-            TemplateRefusedError: the template refuses the conversation in any turns.
+            TemplateRefusedError: the template refuses the conversation in every form of its turns.
             TemplateFailedError: the template cannot be evaluated.
-            InvalidRequestError: of a strict server, the template does not show everything.
+            InvalidRequestError: the server is strict, and the template does not show everything.
         """
         turns = [self._turn(message.for_template()) for message in request.messages]
         check = PromptCheck(turns, self.reasoning_end)
@@ -77,7 +78,7 @@ class ConversationRenderer:
         return RenderedChat(attempt.prompt, tuple(changes))
 
     def _turn(self, turn: Turn) -> Turn:
-        """The developer is the system to a template that does not know the role."""
+        """The turn, with role developer changed to system if the template does not know it."""
         if turn["role"] == "developer" and "developer" not in self.template.source:
             return {**turn, "role": "system"}
         return turn
@@ -138,9 +139,9 @@ def _candidates(
 
 
 def _may_help(best: _Attempt, steps: Sequence[str]) -> bool:
-    """Whether steps are worth their price: results of calls and system turns stay what they are
-    where the template shows them. Where it shows the results and not the calls, these are named:
-    the prompt is what transformers would make."""
+    """Whether steps may improve on the best attempt. Results of calls and system turns are not
+    changed if the template shows them. If it shows results but not calls, the calls are reported:
+    transformers would make this prompt too."""
     missing = set(best.unseen)
     if TOOLS_AS_TEXT in steps and "tool" not in missing:
         return False
@@ -152,7 +153,7 @@ def _field(kind: str) -> str:
 
 
 def template_options(request: ChatRequest) -> Mapping[str, Any]:
-    """The request's values for what the template reads."""
+    """The request's values for variables that the template reads."""
     effort = request.reasoning_effort
     own = {} if effort is None else {"reasoning_effort": effort}
     return own | (request.chat_template_kwargs or {})

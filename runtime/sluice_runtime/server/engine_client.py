@@ -50,20 +50,20 @@ from sluice_runtime.wire.messages import (
 )
 
 SILENCE_SECONDS: Final = 10.0
-"""Silence after which an engine counts as hung. It sends a step or a heartbeat each second, also
-while a long step computes (`engine.outbox`)."""
+"""Silence after which an engine counts as hung. An engine sends a step or a heartbeat each second,
+even while a long step computes (`engine.outbox`)."""
 _LOOK_SECONDS: Final = 1.0
 LOADING_SECONDS: Final = 600.0
 """Longest silence of an engine that loads its model; it reports how much it has read."""
 HAND_BACK_SECONDS: Final = 3.0
-"""Time for the engine's answer to a hand-back. A step that takes longer is slow enough that its
-queue goes elsewhere."""
+"""Time for the engine's answer to a hand-back. If a step takes longer, the engine is so slow that
+its queue should go elsewhere anyway."""
 ENGINE_DIED: Final = EngineFailed("EngineDied", "the engine process has gone")
 """The failure of an engine process that ended without reporting one."""
 ENGINE_HUNG: Final = EngineFailed(
     "EngineHung", f"the engine process has been silent for {SILENCE_SECONDS:g} s"
 )
-"""The failure of an engine process that was not seen to end."""
+"""The failure of an engine process that is silent but has not ended."""
 
 
 class Link(Protocol):
@@ -74,7 +74,7 @@ class Link(Protocol):
 
 
 class StepObserver(Protocol):
-    """Observes every request and step; keeps the metrics."""
+    """Observer of every request and step, which keeps the metrics."""
 
     def began(self, ready: EngineReady) -> None: ...
     def opened(self, generate: Generate) -> None: ...
@@ -121,11 +121,11 @@ class EngineClient:
         """Set, and replaced by a new one, when a load has come."""
 
     async def run(self) -> EngineFailed:
-        """Reads until the engine has failed, ended or hung; by then every stream has received its
-        error.
+        """Reads messages until the engine has failed, ended or hung; then gives every stream its
+        error and returns the failure.
 
         Raises:
-            TransportError: the engine speaks another protocol.
+            TransportError: the engine has another protocol version.
         """
         failure = ENGINE_DIED
         reading = asyncio.ensure_future(self._read())
@@ -154,8 +154,8 @@ class EngineClient:
         return ENGINE_DIED
 
     async def _until_silent(self) -> None:
-        """Returns when an engine that was ready hangs. Counts looks, not only seconds: after this
-        process itself was suspended, it has yet to read what the engine sent meanwhile."""
+        """Returns when an engine that was ready hangs. Counts checks, not only seconds: after a
+        suspension of this process, messages sent meanwhile are still unread."""
         await self.became_ready.wait()
         last_message, silent_looks = self._last_message_seconds, 0
         while silent_looks * _LOOK_SECONDS < SILENCE_SECONDS:
@@ -171,13 +171,13 @@ class EngineClient:
         router_id: str = "",
         observed: bool = True,
     ) -> list[TokenStream]:
-        """Starts all choices of a request, or none; the caller closes the streams. `names` are for
-        `abort`, `router_id` for `hand_back`.
+        """Starts all choices of a request, or none; the caller closes the streams. `names`: for
+        `abort`; `router_id`: for `hand_back`.
 
         Raises:
-            UnavailableError: there is no engine that could run them.
-            InvalidRequestError: the engine never holds so many at once.
-            OverloadedError: the queue has no place for so many now.
+            UnavailableError: no engine can run the choices now.
+            InvalidRequestError: the engine never holds so many choices at once.
+            OverloadedError: the queue has no room for the choices now.
         """
         self.check_capacity(len(choices), choices[0].tenant)
         streams = [
@@ -189,8 +189,8 @@ class EngineClient:
         return streams
 
     def check_capacity(self, choices: int, tenant: str) -> None:
-        """Refuses choices that never fit all at once, or for which the queue or the tenant's part
-        of it has no place now. Raises as `open_all`."""
+        """Refuses choices that can never fit together, or for which the queue or the tenant's share
+        of it has no room now. Raises like `open_all`."""
         ready = self.ready
         if ready is None or self.failure is not None:
             raise UnavailableError("the model is not loaded")
@@ -218,11 +218,12 @@ class EngineClient:
             raise OverloadedError(error)
 
     def open(self, generate: Generate, *, observed: bool = True) -> TokenStream:
-        """Starts a request of one choice; see `open_all`. `observed`: it is in the metrics."""
+        """Starts a request of one choice; see `open_all`. `observed`: whether the metrics include
+        it."""
         return self.open_all([generate], observed=observed)[0]
 
     async def token_drawn(self) -> None:
-        """Returns when a step draws a token of any request, closed ones among them."""
+        """Returns when a step draws a token for any request, even a closed one."""
         await self._drawn.wait()
 
     def _open(self, generate: Generate, stream: TokenStream, *, observed: bool) -> None:
@@ -237,15 +238,15 @@ class EngineClient:
             self._observer.opened(generate)
 
     def close(self, stream: TokenStream, *, answered: bool = False) -> None:
-        """Forgets a request; one that still runs is aborted, which frees its pages. `answered`: its
-        answer is whole, as a stop string has come."""
+        """Forgets a request; if it still runs, aborts it, which frees its pages. `answered`:
+        whether its answer is complete, as after a stop string."""
         if self._streams.pop(stream.request_id, None) and not stream.ended:
             if answered:
                 self._observer.answered(stream.request_id)
             self._link.send(Abort(stream.request_id))
 
     def abort(self, name: str) -> int:
-        """Ends all streams that go by a name; returns how many."""
+        """Ends all streams with this name; returns how many."""
         streams = [stream for stream in self._streams.values() if name in stream.names]
         for stream in streams:
             self.close(stream)
@@ -253,15 +254,15 @@ class EngineClient:
         return len(streams)
 
     def end_all(self, error: SluiceRuntimeError) -> None:
-        """Aborts every request; its stream ends with this error."""
+        """Aborts every request; their streams end with `error`."""
         for stream in list(self._streams.values()):
             self.close(stream)
             stream.put(error)
 
     async def hand_back(self, router_ids: Sequence[str], most: int, waits_for: Role) -> int:
-        """Ends at most `most` of the requests with these ids, each of which has not begun; returns
-        how many. One call at a time. If the engine does not answer in time, requests without a
-        token are ended here.
+        """Ends at most `most` of the requests with these ids that have not begun; returns how many.
+        Only one call at a time is allowed. If the engine does not answer in time, requests without
+        a token are ended here.
 
         Raises:
             UnavailableError: there is no engine.
@@ -286,7 +287,7 @@ class EngineClient:
             self._handed_back.set_result(requests)
 
     def _take_back(self, groups: Sequence[Sequence[TokenStream]], most: int) -> int:
-        """Ends requests of an engine that is silent."""
+        """Ends requests without a token, because the engine does not answer; returns how many."""
         silent = [streams for streams in groups if not any(s.begun for s in streams)][:most]
         for stream in (stream for streams in silent for stream in streams):
             self.close(stream)
@@ -294,7 +295,8 @@ class EngineClient:
         return len(silent)
 
     def _waiting_streams(self, router_ids: Sequence[str]) -> list[list[TokenStream]]:
-        """Choices of each request that has no token yet, by request, in the order of the ids."""
+        """Choices of requests without a token so far, grouped by request, in the order of the
+        ids."""
         groups: dict[str, list[TokenStream]] = {id_: [] for id_ in router_ids if id_}
         for stream in self._streams.values():
             if stream.router_id in groups:
@@ -302,16 +304,17 @@ class EngineClient:
         return [g for g in groups.values() if g and not any(stream.begun for stream in g)]
 
     def drain(self) -> None:
-        """Announces to the engine that no more requests will come."""
+        """Tells the engine that no more requests will come."""
         if self.failure is None:
             self._link.send(Drain())
 
     async def take_role(self, role: Role, lame_duck_seconds: float, drain_seconds: float) -> None:
-        """Returns when the engine has this role; one call at a time. See `TakeRole`.
+        """Asks the engine to take a role, and returns once it has. Only one call at a time is
+        allowed. See `TakeRole`.
 
         Raises:
             UnavailableError: there is no engine.
-            EngineDiedError: it has gone.
+            EngineDiedError: the engine ended.
         """
         if self.ready is None or self.failure is not None:
             raise UnavailableError("the model is not loaded")
@@ -320,7 +323,7 @@ class EngineClient:
         await self._role_taken
 
     async def rooms_ended(self) -> None:
-        """Returns when no decode engine needs this prefill engine, which drains, any more."""
+        """Returns once no decode engine needs this draining prefill engine any more."""
         while True:
             load = self.load
             if load and load.handover and load.handover.draining:
@@ -340,7 +343,7 @@ class EngineClient:
         self._link.send(FlushCache())
 
     def end_streams(self, error: SluiceRuntimeError) -> None:
-        """Every open stream ends with this error."""
+        """Ends every open stream with `error`."""
         for stream in self._streams.values():
             stream.put(error)
 
@@ -407,12 +410,12 @@ class EngineClient:
 
 
 def _field_of(generate: Generate) -> str | None:
-    """The field of the client's request that set its grammar."""
+    """The field of the client's request that set its grammar; None without one."""
     return generate.grammar.field if generate.grammar else None
 
 
 def _empty_load(ready: EngineReady) -> Load:
-    """The load of an engine that has just begun; its own first report follows."""
+    """Placeholder load of an engine that has just started, until its first report."""
     pages = ready.kv_pool_tokens // ready.page_size_tokens
     return Load(
         time_seconds=0.0,

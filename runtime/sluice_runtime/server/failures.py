@@ -90,7 +90,7 @@ REFUSALS: Final[Mapping[Refusal, type[RequestError]]] = {
     "prefill_unavailable": PrefillUnavailableError,
     "handed_back": HandedBackError,
 }
-"""Errors of the engine's refusals; `invalid` names a field, and is not here."""
+"""Error class for each refusal of the engine, except `invalid`, whose error names a field."""
 _KINDS: Final[Mapping[type[SluiceRuntimeError], Kind]] = {
     ContextLengthError: Kind(400, INVALID_REQUEST, "context_length_exceeded"),
     UnsupportedFieldError: Kind(400, INVALID_REQUEST, "unsupported_parameter"),
@@ -113,8 +113,8 @@ _INTERNAL: Final = Kind(500, SERVER_ERROR, http_errors.INTERNAL_CODE)
 
 
 def error_body(error: Exception, path: str = "") -> dict[str, Any]:
-    """`{"error": {message, type, param, code}}`, or as clients of the route with this path expect
-    it; gives no details of an unexpected error."""
+    """`{"error": {message, type, param, code}}`, or the form that clients of the route `path`
+    expect. Gives no details of an unexpected error."""
     kind = _kind_of(error)
     message = str(error) if kind is not _INTERNAL else http_errors.INTERNAL_MESSAGE
     body = error_object(message, kind.type, kind.code, getattr(error, "param", None))
@@ -133,7 +133,7 @@ def error_response(error: Exception, path: str = "") -> Response:
 
 
 def error_type(error: Exception) -> str:
-    """Error type in a span: the code as clients see it; an unexpected error's class."""
+    """Error type for a span: the code that clients see, or the class of an unexpected error."""
     kind = _kind_of(error)
     return type(error).__qualname__ if kind is _INTERNAL else kind.code or str(kind.status)
 
@@ -152,7 +152,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 async def _framework_error(request: Request, error: Exception) -> Response:
-    """404, 405 and Starlette's other refusals."""
+    """Response for 404, 405 and Starlette's other refusals."""
     assert isinstance(error, HTTPException)
     path = request.scope["path"]
     if error.status_code == 404:

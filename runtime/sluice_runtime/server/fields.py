@@ -1,4 +1,5 @@
-"""The fields of request bodies, as pydantic types: what all routes share, and what none uses.
+"""Fields of request bodies, as pydantic types: fields that all routes share, and fields that no
+route uses.
 
 Types are strict: a number in quotes is not a number. Unknown fields are not an error here; `body`
 lists them. The fields of each route are in `protocol`.
@@ -42,13 +43,14 @@ class RequestModel(BaseModel):
 
 
 def is_strict(info: ValidationInfo) -> bool:
-    """Whether the request is to be refused where it could be understood (`strictRequests`)."""
+    """Whether incorrect requests are refused even if they could be understood
+    (`strictRequests`)."""
     context: dict[str, Any] = info.context or {}
     return bool(context.get("strict"))
 
 
 def note_ignored(info: ValidationInfo, place: str = "") -> None:
-    """Notes that what the client gave for this field, or at a place in it, was not used."""
+    """Records that the client's value of this field, or at `place` in it, was not used."""
     if info.context:
         info.context["ignored"].append(f"{info.field_name}{place}")
 
@@ -56,27 +58,26 @@ def note_ignored(info: ValidationInfo, place: str = "") -> None:
 STRING: Final = Tag("a string")
 LIST: Final = Tag("a list")
 OBJECT: Final = Tag("an object")
-"""Tag of an alternative of a field, chosen by `json_type`. No refusal shows tags: they are no
-identifiers."""
+"""Tags of a field's alternatives, chosen by `json_type`. Refusals show no tags of several words."""
 
 
 def by_type(allowed: str, tag: Callable[[object], str | None] = json_type) -> Discriminator:
-    """Chooses among a field's alternatives by the type of the value. `allowed` names them, for a
-    value that has no `tag`."""
+    """Chooses among a field's alternatives by the value's type. `allowed`: text that names the
+    alternatives, for values without a tag."""
     return Discriminator(tag, ALTERNATIVES, f"Input should be {allowed}")
 
 
 def json_within(text: str) -> Any:
-    """The value that `text` holds.
+    """The JSON value in `text`.
 
     Raises:
-        ValueError: it is no JSON; NaN is none, and half a surrogate pair is no text.
+        ValueError: `text` is not valid JSON; NaN and half a surrogate pair are refused too.
     """
     return pydantic_core.from_json(text, allow_inf_nan=False)
 
 
 def infinite_at(value: object) -> str | None:
-    """The path of a number that does not fit a float, in a value parsed from JSON; None: there is
+    """The path of a number too large for a float, in a value parsed from JSON; None: there is
     none."""
     if isinstance(value, float):
         return None if math.isfinite(value) else ""
@@ -102,7 +103,7 @@ def _by_token_id(biases: dict[str, float]) -> dict[str, float]:
 
 
 def _few(biases: object) -> object:
-    """Checked before the values, each of which could produce an error."""
+    """Checks the number of biases before their values, since each value could produce an error."""
     if isinstance(biases, dict) and len(biases) > MAX_BIASED_TOKENS:
         raise ValueError(f"an object of at most {MAX_BIASED_TOKENS} items")
     return biases
@@ -153,12 +154,12 @@ class AnsweredRequest(RequestModel):
 
     @property
     def requested_model(self) -> str | None:
-        """None: whichever model is served."""
+        """Name of the requested model; None: whichever model is served."""
         return None
 
     @property
     def offers_tools(self) -> bool:
-        """Whether the model is shown tools that it may call."""
+        """Whether the request offers tools to the model."""
         return False
 
     @property
@@ -167,7 +168,7 @@ class AnsweredRequest(RequestModel):
         return 1
 
     def contradiction(self) -> tuple[str, str] | None:
-        """A field that contradicts others, and what is allowed."""
+        """A field that contradicts others, and what is allowed; None if there is none."""
         return None
 
 
@@ -178,7 +179,7 @@ OTHER_NAMES: Final = {
     "rid": "request_id",
     "sampling_seed": "seed",
 }
-"""SGLang's names of fields, and ours."""
+"""Our names of fields, by SGLang's."""
 
 # Fields of OpenAI's, vLLM's and SGLang's APIs that are not used. Those that would not change an
 # answer are accepted with any value. The others are accepted only with a value that has no effect,
@@ -187,10 +188,10 @@ Empty = Annotated[list[Any], Field(max_length=0)]
 
 
 class UnusedFields(RequestModel):
-    """Accepted with any value: they do not change the answer."""
+    """Fields that are accepted with any value, because they do not change the answer."""
 
     early_stopping: Any = None
-    """Parameter of beam search, which is not used, and neither is `length_penalty`."""
+    """Parameter of beam search, which is not supported, like `length_penalty`."""
     length_penalty: Any = None
     metadata: Any = None
     prediction: Any = None
@@ -200,14 +201,15 @@ class UnusedFields(RequestModel):
     safety_identifier: Any = None
     service_tier: Any = None
     spaces_between_special_tokens: Any = None
-    """The decoders of current tokenizers put no spaces there in either case."""
+    """Ignored: decoders of current tokenizers put no spaces between special tokens anyway."""
     store: Any = None
     user: Any = None
     verbosity: Any = None
 
 
 class NotImplementedFields(RequestModel):
-    """Accepted only with a value that has no effect: others would change the answer."""
+    """Fields that are accepted only with values that have no effect; other values would change the
+    answer."""
 
     allowed_token_ids: Empty | None = None
     audio: None = None

@@ -1,8 +1,8 @@
 """The body of `POST /generate`: one prompt, with fields of our own or with SGLang's.
 
-SGLang keeps all that limits or constrains an answer in `sampling_params`. It is read as the same
-fields of ours, with SGLang's defaults. What would change the answer and is not done is refused by
-name; what would not is named as ignored, since no field here has it.
+SGLang puts all limits and constraints of an answer into `sampling_params`. They are read as our
+fields, with SGLang's defaults. Unsupported fields that would change the answer are refused by name;
+others are reported as ignored.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _DEFAULTS: Final[dict[str, Any]] = {
     "max_tokens": 128, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0,
     "repetition_penalty": 1.0,
 }  # fmt: skip
-"""SGLang's, whatever the model's generation_config.json says."""
+"""SGLang's defaults, which apply whatever the model's generation_config.json says."""
 _OURS: Final = {
     "max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens",
     "no_stop_trim": "include_stop_str_in_output", "sampling_seed": "seed",
 }  # fmt: skip
-"""Our names by SGLang's; other names are equal."""
+"""Our field names by SGLang's, where they differ."""
 _THEIRS: Final = {
     "prompt_logprobs": "logprob_start_len", "logprobs": "top_logprobs_num",
 } | {ours: f"sampling_params.{theirs}" for theirs, ours in _OURS.items()}  # fmt: skip
@@ -51,7 +51,8 @@ _WITHOUT_EFFECT: Final = "spaces_between_special_tokens"
 
 
 class _Misnamed:
-    """Refuses a value, which has another name in `sampling_params`: no limit is lost."""
+    """Validator that refuses a field given under our name in `sampling_params`, so that a limit is
+    not silently ignored."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -63,10 +64,10 @@ class _Misnamed:
 
 
 class SamplingParams(SamplingFields):
-    """SGLang's `sampling_params`. Null is the default, but for `max_new_tokens`."""
+    """SGLang's `sampling_params`. Null means the default, except for `max_new_tokens`."""
 
     max_new_tokens: int | None = Field(default=None, ge=0, lt=INT64)
-    """128 when left out; null: as many as fit."""
+    """Most tokens of the answer. Left out: 128; null: as many as fit."""
     min_new_tokens: int | None = Field(default=None, ge=0)
     stop: StopField = None
     stop_token_ids: StopTokenIds | None = None
@@ -90,7 +91,7 @@ class SamplingParams(SamplingFields):
     def _with_paths(
         cls, value: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo
     ) -> Self:
-        """Names what is ignored of its fields by their paths."""
+        """Validates, and reports ignored fields by their paths in the request."""
         ignored: list[str] = info.context["ignored"] if info.context else []
         before = len(ignored)
         params = handler(value)
@@ -99,7 +100,7 @@ class SamplingParams(SamplingFields):
 
     @property
     def ours(self) -> dict[str, Any]:
-        """The values that were given, by our names."""
+        """The given values, under our names."""
         values = {
             _OURS.get(name, name): value
             for name in type(self).model_fields
@@ -123,7 +124,7 @@ class GenerateRequest(GenerationRequest):
     """Number of top logprobs for each token, in addition to its own."""
 
     sampling_params: SamplingParams | None = None
-    """SGLang's, as are the fields below."""
+    """Field of SGLang's API, like those below."""
     return_logprob: bool | None = None
     """Whether to return logprobs of the answer's tokens."""
     top_logprobs_num: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
@@ -131,7 +132,7 @@ class GenerateRequest(GenerationRequest):
     logprob_start_len: Literal[-1, 0] | None = None
     """0: logprobs of the whole prompt, too."""
     return_text_in_logprobs: Any = None
-    """Logprobs have their tokens' text in either case."""
+    """Ignored: logprobs always include the tokens' text."""
 
     @property
     def requested_model(self) -> str | None:
@@ -143,7 +144,7 @@ class GenerateRequest(GenerationRequest):
 
     @property
     def _translated(self) -> dict[str, Any]:
-        """SGLang's fields by our names."""
+        """Values of SGLang's fields, under our names."""
         fields = {} if self.sampling_params is None else self.sampling_params.ours
         if self.return_logprob:
             fields["logprobs"] = self.top_logprobs_num or 0
@@ -153,19 +154,19 @@ class GenerateRequest(GenerationRequest):
 
     @property
     def _added(self) -> dict[str, Any]:
-        """The values of our fields that come from SGLang's, or from its defaults."""
+        """Values of our fields that come from SGLang's fields or SGLang's defaults."""
         defaults = {} if self.sampling_params is None else _DEFAULTS
         left_out = {name: at for name, at in defaults.items() if getattr(self, name) is None}
         return left_out | self._translated
 
     @property
     def translated(self) -> GenerateRequest:
-        """The request in our fields alone."""
+        """The request expressed only in our fields."""
         return self.model_copy(update={**self._added, "sampling_params": None})
 
     @property
     def names(self) -> list[tuple[re.Pattern[str], str]]:
-        """Our names, and those that the client gave them."""
+        """Patterns of our field names in messages, each with the client's name for the field."""
         return [
             (
                 re.compile(rf"(?:^|(?<=\()|(?<=beside )){name}\b"),
@@ -191,7 +192,7 @@ class GenerateRequest(GenerationRequest):
 
 
 def _comparable(name: str, value: Any) -> Any:
-    """A value that equals those that mean the same."""
+    """A normal form of `value`, equal for values with the same meaning."""
     if name == "stop" and isinstance(value, str):
         return [value]
     if name in ("json_schema", "structural_tag") and isinstance(value, str):

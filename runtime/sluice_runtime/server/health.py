@@ -1,6 +1,6 @@
 """Checks that the engine draws tokens, for `GET /health_generate`.
 
-A file of its own: `engine_client` is long enough, and no request of a client needs it.
+Not in `engine_client`, which is long enough, because no client's request needs it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ TOKEN_SECONDS: Final = 20.0
 
 
 class TokenCheck:
-    """One check at a time, whose result all who ask meanwhile share: the route asks for no key."""
+    """Runs one check at a time. Calls during a check share its result, because anyone can call the
+    route."""
 
     def __init__(self, client: EngineClient, clock: Callable[[], float]) -> None:
         self._client = client
@@ -34,20 +35,21 @@ class TokenCheck:
         """See `draw_token`."""
         if self._check is None or self._check.done():
             self._check = asyncio.ensure_future(draw_token(self._client, self._clock()))
-            self._check.add_done_callback(_retrieve)  # all who asked may have left
+            self._check.add_done_callback(_retrieve)  # all callers may have left
         await asyncio.shield(self._check)
 
 
 async def draw_token(client: EngineClient, now: float, seconds: float = TOKEN_SECONDS) -> None:
-    """Returns once the engine has drawn a token, for any request; `now` is the engine's clock. The
-    request sent here, for an engine that has no other, is the least urgent of all and in no metric.
+    """Returns once the engine has drawn a token for any request. Sends a request of its own, in
+    case there is no other; it has the lowest priority and counts in no metric. `now`: time on the
+    engine's clock.
 
     Raises:
-        UnavailableError: there is no engine, or no token came in time.
-        GenerationFailedError: the engine could not compute it.
+        UnavailableError: there is no engine, or no token was drawn in time.
+        GenerationFailedError: the engine could not compute the token.
     """
     probe: TokenStream | None = None
-    with suppress(OverloadedError):  # then the tokens of others tell
+    with suppress(OverloadedError):  # then other requests' tokens are enough
         probe = client.open(_probe(now), observed=False)
     try:
         async with asyncio.timeout(seconds):
@@ -76,7 +78,7 @@ def _probe(now: float) -> Generate:
 
 
 async def _first_done(*awaited: Coroutine[Any, Any, object]) -> None:
-    """Returns when the first one ends; raises its error."""
+    """Returns when the first of `awaited` ends; raises its error."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in awaited]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -46,10 +46,10 @@ _WORK_PATHS: Final = frozenset(
 
 
 def listen(host: str, port: int, key: str = "server.port") -> socket.socket:
-    """A bound, listening socket; `key`: what says the port.
+    """A bound, listening socket. `key`: the configuration's field with the port, for the error.
 
     Raises:
-        InvalidConfigError: it cannot listen on this address.
+        InvalidConfigError: this process cannot listen on the address.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -59,25 +59,26 @@ def listen(host: str, port: int, key: str = "server.port") -> socket.socket:
             f"server.host, {key}: cannot listen on {host}:{port}: {error.strerror or error}; "
             "allowed: a free address of this machine"
         ) from None
-    # Connections inherit it. Not every event loop sets it, and without it an answer whose head
-    # and body are two writes waits 40 ms for the client's delayed acknowledgement.
+    # Connections inherit TCP_NODELAY from the listener. Some event loops do not set it themselves,
+    # and without it an answer whose head and body are two writes waits 40 ms for the client's
+    # delayed acknowledgement.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
 
 def url_of(listener: socket.socket) -> str:
-    """The URL for clients, with the port that was chosen."""
+    """The URL for clients, with the listener's actual port."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, with OpenAI's error JSON for bytes that are no HTTP request; closes a
-    connection whose request head is not complete in time."""
+    """uvicorn's protocol, which also answers bytes that are not HTTP with OpenAI's error JSON, and
+    closes a connection whose request head does not arrive in time."""
 
     head_seconds: ClassVar[float] = HEAD_SECONDS
     _head_timer: asyncio.TimerHandle | None = None
-    """Set from a connection's start, or a request's, until the head is complete."""
+    """Runs from the start of a connection or of a request until the request's head is complete."""
     _head_begun = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -112,10 +113,12 @@ class HttpProtocol(HttpToolsProtocol):
             self._head_timer = None
 
     def _give_up(self) -> None:
-        """Sends nothing on a connection that sent nothing: clients keep connections for later."""
+        """The head did not arrive in time: closes the connection, with an error if part of a head
+        came. A client that sent nothing may merely keep the connection for later, and gets no
+        error."""
         self._head_timer = None
         if self.cycle is not None and not self.cycle.response_complete:
-            self._await_head()  # of a request behind another, whose answer is still under way
+            self._await_head()  # the next head comes while an answer is sent
         elif self._head_begun:
             self._end_with(http_errors.head_too_late(self.head_seconds))
         else:
@@ -154,7 +157,8 @@ class HttpServer(uvicorn.Server):
 
 
 class Gate:
-    """Open until `close`; afterwards new work is refused and requests in progress may finish."""
+    """Admits requests until `close`; afterwards it refuses new ones, and requests in progress may
+    finish."""
 
     def __init__(self) -> None:
         self.closed = False
@@ -167,12 +171,12 @@ class Gate:
         self.closed = True
 
     async def emptied(self) -> None:
-        """Returns when no request is in progress."""
+        """Waits until no request is in progress."""
         async with self._changed:
             await self._changed.wait_for(lambda: self.in_progress == 0)
 
     async def enter(self) -> None:
-        """Counts one more request.
+        """Counts a request that begins.
 
         Raises:
             UnavailableError: the gate is closed.
@@ -182,14 +186,14 @@ class Gate:
         self.in_progress += 1
 
     async def leave(self) -> None:
-        """Counts one request less."""
+        """Counts a request that has ended."""
         async with self._changed:
             self.in_progress -= 1
             self._changed.notify_all()
 
 
 class GateMiddleware:
-    """Applies the gate to work, and an x-request-id to everything."""
+    """Lets requests for work through the gate, and gives every response an x-request-id."""
 
     def __init__(self, app: ASGIApp, gate: Gate) -> None:
         self._app = app
@@ -229,7 +233,7 @@ class GateMiddleware:
 
 
 def _head_refusal(scope: Scope) -> Response | None:
-    """The refusal of a request whose head is too large."""
+    """The refusal of a request whose head is too large; None for other requests."""
     query = scope["query_string"]
     target_bytes = len(scope["raw_path"]) + (len(query) + 1 if query else 0)
     sizes = ((name.decode("latin-1"), len(name) + len(value)) for name, value in scope["headers"])

@@ -1,7 +1,7 @@
 """Prometheus collectors of the engine, made from `sluice_contract.cluster.metrics`.
 
-Times are the engine's clock: a delta counts from the request's arrival to the end of the step that
-made it.
+Times are of the engine's clock: a delta's time runs from the request's arrival to the end of the
+step that made it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ from sluice_runtime.wire.messages import (
 
 CONTENT_TYPE: Final = prometheus_client.CONTENT_TYPE_LATEST
 OUTCOMES: Final = ("stop", "length", "tool_calls", "abort", "error", "refused", "handed_back")
-"""Outcomes of requests; each counter starts at 0, so that its first count is an increase."""
+"""Outcomes of requests. Each counter starts at 0, so that the first count is visible as an
+increase."""
 HANDOVER_FAILURES: Final = (
     "Aborted", "Cancelled", "NoPages", "PeerLost", "Protocol", "Quarantined", "ReadFailed",
     "Refused", "RoleChanged", "RoomLost", "TimedOut",
 )  # fmt: skip
-"""Reasons of failed hand-overs, which start at 0 as well."""
+"""Reasons of failed hand-overs; their counters start at 0 too."""
 
 
 @dataclass(slots=True)
@@ -48,13 +49,14 @@ class Timeline:
     last_token_seconds: float | None = None
     output_tokens: int = 0
     gaps: int = 0
-    """Number of gaps between steps that gave it tokens; tokens of one step arrive together."""
+    """Number of gaps between steps that gave the request tokens; tokens of one step arrive
+    together."""
     queue_seconds: float = 0.0
     """Seconds from the arrival to the first step."""
     answered: bool = False
-    """Whether the answer is whole, however the engine ends it."""
+    """Whether the answer is complete, whatever finish reason the engine reports."""
     counted: bool = False
-    """Whether the counts of the slo have it."""
+    """Whether the slo's counts include the request."""
 
     def ttft_seconds(self, now_seconds: float) -> float:
         """TTFT in seconds; without a first token, the time waited so far, as a lower bound."""
@@ -70,27 +72,29 @@ class Timeline:
 
     @property
     def itl_seconds(self) -> float:
-        """The mean time between steps with tokens, which kept drafts do not shorten; 0 for one."""
+        """Mean time between steps that gave tokens; accepted drafts do not shorten it. 0 for a
+        single step."""
         return self.decode_seconds / max(1, self.gaps)
 
     @property
     def token_seconds(self) -> float:
-        """The mean time of a token after the first, kept drafts included."""
+        """Mean time for each token after the first, accepted drafts included."""
         return self.decode_seconds / max(1, self.output_tokens - 1)
 
 
 class KeptSlo:
     """Requests that kept the engine's `slo` since its start, for the load report.
 
-    An answer keeps it if its first token came within `ttftMilliseconds` of the request's arrival
-    here, and the mean time between the steps that gave it tokens is within `itlMilliseconds`: so
-    far apart are the events of its stream, however many tokens each has.
+    An answer keeps the slo if its first token came within `ttftMilliseconds` of the request's
+    arrival at this engine, and if the mean time between steps that gave it tokens is within
+    `itlMilliseconds`. That is the time between events of its stream, however many tokens each event
+    has.
 
-    A request counts once. It counts as missed from the first report after its first token is late,
-    even while it waits, and however it ends. Any other counts when its answer ends. Without a late
-    first token, refusals and errors do not count, as another engine may take the request. An answer
-    that its reader gave up counts only if it was late by then: else those who lose patience would
-    make the share look better.
+    Each request counts once. A request whose first token is late counts as missed from the next
+    report on, even while it waits and however it ends. Other requests count when their answer ends.
+    Refusals and errors without a late first token do not count, because another engine may take the
+    request. An answer that its reader abandoned counts only if it was late by then; otherwise
+    impatient readers would improve the share.
     """
 
     def __init__(self, slo: SloTargets) -> None:
@@ -100,12 +104,13 @@ class KeptSlo:
         self.in_time = 0
 
     def was_counted(self, generate: Generate) -> bool:
-        """Whether the engine that handed the request back has counted it, as it was late there."""
+        """Whether the request was late at the engine that handed it back, which has then counted
+        it."""
         limit = self._ttft_milliseconds
         return generate.moved > 0 and limit is not None and generate.waited_seconds * 1000 > limit
 
     def ended(self, timeline: Timeline, reason: FinishReason, now_seconds: float) -> None:
-        """An answer came to its end."""
+        """Records the end of an answer."""
         if self._first_is_late(timeline, now_seconds):
             self._count(timeline)
             return
@@ -116,7 +121,8 @@ class KeptSlo:
         self.in_time += not late
 
     def counts(self, timelines: Iterable[Timeline], now_seconds: float) -> SloCounts:
-        """The counts as of now. `timelines`: requests in progress; late ones count from now on."""
+        """The present counts. `timelines`: requests in progress; late ones are counted by this
+        call."""
         late = 0
         for timeline in timelines:
             if self._first_is_late(timeline, now_seconds):
@@ -141,8 +147,8 @@ class EngineMetrics:
     """A registry of its own, filled by the engine client's observations."""
 
     def __init__(self, kept_slo: KeptSlo | None = None, *, vllm_names: bool = False) -> None:
-        """`kept_slo`: counts answers, where the engine has an `slo` and answers clients.
-        `vllm_names`: the metrics are there under vLLM's names, too."""
+        """`kept_slo`: counts answers, if the engine has an `slo` and answers clients. `vllm_names`:
+        whether metrics are exposed under vLLM's names too."""
         self.kept_slo = kept_slo
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
@@ -172,7 +178,8 @@ class EngineMetrics:
         self._gauges["sluice_engine_info"].labels(model, role, revision or "", VERSION).set(1)
 
     def began(self, ready: EngineReady) -> None:
-        """The engine process has loaded its model: its limits, and from now on its process."""
+        """Records that the engine process has loaded its model: sets its limits, and observes its
+        process from now on."""
         limits = {
             "sluice_max_running_requests": ready.max_running_requests,
             "sluice_max_queued_requests": ready.max_queued_requests,
@@ -269,15 +276,16 @@ class EngineMetrics:
         return None if kept is None else kept.counts(self._timelines.values(), now_seconds)
 
     def draining(self) -> None:
-        """The server no longer accepts requests."""
+        """Records that the server no longer accepts requests."""
         self._gauges["sluice_draining"].set(1)
 
     def ended(self, outcome: str) -> None:
-        """A request of a client ended, with one of `OUTCOMES`."""
+        """Counts the end of a client's request, with one of `OUTCOMES`."""
         self._counters["sluice_requests_total"].labels(outcome).inc()
 
     def answered(self, request_id: str) -> None:
-        """The answer is whole before the engine has ended it, which will say that it aborts it."""
+        """Records that the answer is complete before the engine ends the request, which the engine
+        will report as aborted."""
         if timeline := self._timelines.get(request_id):
             timeline.answered = True
 

@@ -1,6 +1,6 @@
-"""Helpers for the routes' decorators, and the OpenAPI document that FastAPI makes of them.
+"""Helpers for the routes' decorators, and the OpenAPI document that FastAPI makes from these.
 
-FastAPI does not know bodies that it does not parse, nor events: their types are added here.
+FastAPI knows neither bodies that it does not parse, nor events; their types are added here.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ ANTHROPIC_ERRORS: Final = errors(
 
 
 def body(model: type[BaseModel]) -> dict[str, Any]:
-    """The request body of a route that parses it itself."""
+    """Description of the request body of a route that parses the body itself."""
     content = {"application/json": {"schema": _ref(model)}}
     return {"requestBody": {"required": True, "content": content}}
 
@@ -84,7 +84,7 @@ def signed_call(model: type[BaseModel], answer: type[BaseModel]) -> dict[str, An
 
 
 def events(model: type[BaseModel]) -> Responses:
-    """The 200 response of a route that also streams: each event holds a JSON object, the last one
+    """The 200 response of a route that can stream: each event holds a JSON object, the last one
     `[DONE]`."""
     description = (
         f"Success. With `stream`, events `data: {model.__name__}` and at last `data: [DONE]`; or, "
@@ -95,8 +95,8 @@ def events(model: type[BaseModel]) -> Responses:
 
 
 def named_events(model: type[BaseModel], last: str) -> Responses:
-    """The 200 response of a route whose events have their object's type as name; `last`: name of
-    the last one."""
+    """The 200 response of a route whose events are named after their object's type. `last`: name of
+    the last event."""
     description = (
         f"Success. With `stream`, events `data: {model.__name__}`, at last `event: {last}`; or, "
         "after an error, `event: error` with `data: AnthropicErrorAnswer`."

@@ -39,14 +39,17 @@ from sluice_runtime.wire.messages import EngineFailed
 from sluice_runtime.wire.transport import ApiLink
 
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
-"""A server on these addresses is used by a person, so the log shows how to send a request."""
+"""A server on one of these addresses is probably being tried by a person, so the log shows how to
+send a request."""
 TRY_PROMPT: Final = "copy: abcdefgh\n"
-"""A task that the small example model has learnt; other models continue it somehow."""
+"""Prompt in the log's example. The small example model was trained on this task; other models
+generate something."""
 TEXT_THREADS: Final = 2
-"""Threads that parse, tokenise and write what is too long for the event loop. The tokenizer keeps a
-cache for each, and Python runs one at a time anyway."""
+"""Threads that parse, tokenise and encode texts that would block the event loop for too long. More
+would cost memory, since the tokenizer has a cache for each thread, and gain little, since Python
+runs one at a time."""
 _LAST_WORDS_SECONDS: Final = 2.0
-"""Time for the last error events to reach their clients."""
+"""Time for the last error events to reach the clients, at the end."""
 
 _log = logging.getLogger(__name__)
 
@@ -57,8 +60,8 @@ async def serve(
     accelerator: Accelerator | None = None,
     record: Record | None = None,
 ) -> int:
-    """Serves until a signal, or until the engine has gone; returns the exit code. `accelerator`:
-    what the engine computes on; `record`: takes spans.
+    """Serves until a signal or the end of the engine process; returns the exit code. `accelerator`:
+    the engine's device; `record`: receives spans.
 
     Raises:
         StartupError: the address, the tokenizer or the chat template cannot be used.
@@ -91,7 +94,7 @@ async def serve(
 async def _live(
     service: Service, config: PlannedConfig, url: str, signals: asyncio.Queue[signal.Signals]
 ) -> int:
-    """Runs from the start of loading to the last response."""
+    """The part of `serve` from the start of loading to the last response."""
     engine = asyncio.create_task(service.client.run())
     loading = asyncio.create_task(_become_ready(service, config, url))
     stop_signal = asyncio.create_task(signals.get())
@@ -110,10 +113,11 @@ async def _live(
 
 
 async def _become_ready(service: Service, config: PlannedConfig, url: str) -> None:
-    """Reads what the model's files say about text while the engine reads the weights."""
+    """Loads the tokenizer and the chat template while the engine loads the weights, then waits for
+    the engine."""
     service.text = await asyncio.to_thread(_model_text, config)
     await service.client.became_ready.wait()
-    # These objects live as long as the process: the garbage collector need not pass over them.
+    # These objects live as long as the process, so the garbage collector need not look at them.
     gc.collect()
     gc.freeze()
     _return_free_memory()
@@ -124,13 +128,14 @@ async def _become_ready(service: Service, config: PlannedConfig, url: str) -> No
 
 
 def _return_free_memory() -> None:
-    """glibc keeps what reading the files took: 50 MB with a vocabulary of 150,000 tokens."""
+    """Returns freed memory to the system. Otherwise glibc would keep the memory that reading the
+    files took: 50 MB with a vocabulary of 150,000 tokens."""
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
         trim(0)
 
 
 def _model_text(config: EngineConfig) -> ModelText:
-    # Here, since jinja2 is slow to import and /health need not wait for it.
+    # Imported here, since jinja2 is slow to import and /health need not wait for it.
     from sluice_runtime.model.chat_template import load_chat_template
 
     files = model_files.resolve(config.model.uri)
@@ -171,7 +176,8 @@ async def _drain(
     engine: asyncio.Task[EngineFailed],
     signals: asyncio.Queue[signal.Signals],
 ) -> None:
-    """Refuses new work; running requests may finish, until the time is up or a second signal."""
+    """Refuses new work and lets running requests finish, until the time is up or a second signal
+    comes."""
     _log.info(
         "draining: new requests are refused, %d in flight may take %g s; "
         "a second signal (Ctrl-C) ends them at once",
@@ -191,7 +197,7 @@ async def _drain(
 
 
 async def _emptied(service: Service) -> None:
-    """Returns when no client and no other engine waits for this one."""
+    """Waits until no client and no other engine waits for this one."""
     await service.gate.emptied()
     if service.role is Role.PREFILL:
         await service.client.rooms_ended()
@@ -212,7 +218,8 @@ async def _leave(service: Service, engine: asyncio.Task[EngineFailed]) -> int:
 
 
 def _after_failure(failure: EngineFailed) -> int:
-    """Repeats the engine's own message; if the process just died, the supervisor says why."""
+    """The exit code. Logs the message with which the engine failed; for an engine that died without
+    one, the supervisor logs why."""
     if failure is ENGINE_DIED:
         return exits.ENGINE_LOST
     final = failure.reason in STARTUP_REASONS
@@ -252,8 +259,8 @@ def _service(
 
 
 def _kept_slo(config: EngineConfig) -> KeptSlo | None:
-    """Counts of the slo, also for a prefill engine: it answers no client, but may become a decode
-    engine."""
+    """Counters for the SLO, if the configuration has one. A prefill engine has them too: it answers
+    no client, but may become a decode engine."""
     return None if config.slo is None else KeptSlo(config.slo)
 
 
@@ -264,7 +271,7 @@ def _handover_keys(config: EngineConfig) -> Keys | None:
 
 
 def _signals() -> asyncio.Queue[signal.Signals]:
-    """SIGTERM and SIGINT as they come."""
+    """A queue that receives each SIGTERM and SIGINT."""
     received: asyncio.Queue[signal.Signals] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

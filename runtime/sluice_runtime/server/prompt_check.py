@@ -1,7 +1,8 @@
 """Finds the texts of a conversation that a rendered prompt lacks.
 
-Knows no template: it looks for the texts in the prompt. A text that the template's own words or
-another text happen to contain is missed only where the template's words contain it.
+It searches the prompt for each text and needs no knowledge of the template. If another text of the
+conversation contains the one in question, it still finds that the prompt lacks it; if the
+template's own words contain it, it does not.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 MAX_CHARACTERS: Final = 1 << 26
-"""Most characters searched for one request, over all attempts to render it; texts beyond count as
-shown."""
+"""Most characters to search for one request, over all attempts to render it; texts not searched by
+then count as found."""
 TEXT_CHARACTERS: Final = 4_096
-"""Cost of a text in characters, in addition to its search."""
+"""Fixed cost of each text, in characters, in addition to the characters searched."""
 _CHECKED_TOOLS: Final = 16
 CALLS: Final = "calls"
 
@@ -25,16 +26,17 @@ class _Text:
     kind: str
     """The role of its turn, or `calls`."""
     spellings: tuple[str, ...]
-    """Spellings of the text: as it is, and as a JSON string."""
+    """How the prompt may spell the text: unchanged, or as a JSON string."""
     is_argument: bool = False
-    """Whether it is within a call's arguments, which may stand in any order."""
+    """Whether the text is part of a call's arguments, which a template may write in any order."""
 
 
 class PromptCheck:
-    """Looks for the texts of one conversation in prompts, up to a bound for all of them."""
+    """Searches prompts for the texts of one conversation, at most `MAX_CHARACTERS` in all."""
 
     def __init__(self, turns: Sequence[Mapping[str, Any]], reasoning_end: str) -> None:
-        """`reasoning_end`: what ends the reasoning in an assistant's content, or nothing."""
+        """`reasoning_end`: the marker that ends reasoning in an assistant's content; may be
+        empty."""
         self._left = MAX_CHARACTERS
         self._turns: list[list[_Text]] = []
         for turn in turns:
@@ -48,13 +50,13 @@ class PromptCheck:
 
     @property
     def spent(self) -> bool:
-        """Whether nothing more is searched."""
+        """Whether the limit is reached, so that nothing more is searched."""
         return self._left <= 0
 
     def unseen(self, prompt: str) -> list[str]:
-        """Kinds of the texts that are not in the prompt: the role of a turn, or `calls`.
+        """Kinds of the texts that the prompt lacks: the role of a turn, or `calls`.
 
-        White space around a text is no part of it, nor is reasoning of the assistant."""
+        White space around a text and the assistant's reasoning are not searched for."""
         if self.spent or self._in_order(prompt):
             return []
         texts = [text for turn in self._turns for text in turn]
@@ -64,8 +66,8 @@ class PromptCheck:
     def shows_tools(
         self, prompt: str, tools: Sequence[Mapping[str, Any]], *, calls_shown: bool
     ) -> bool:
-        """Whether the prompt has each tool's name, besides where the conversation has it;
-        `calls_shown`: whether the prompt has its calls."""
+        """Whether the prompt has each tool's name more often than the conversation itself.
+        `calls_shown`: whether the prompt has the conversation's calls."""
         whole = "\0".join(
             text.spellings[0]
             for turn in self._turns
@@ -76,8 +78,7 @@ class PromptCheck:
         return all(self._count(prompt, name) > whole.count(name) for name in names)
 
     def _in_order(self, prompt: str) -> bool:
-        """Whether the turns' texts follow one another in the prompt; system texts stand
-        anywhere."""
+        """Whether the prompt has the turns' texts in their order; system texts may be anywhere."""
         cursor = 0
         for turn in self._turns:
             begin = cursor
@@ -94,7 +95,8 @@ class PromptCheck:
         return True
 
     def _end(self, prompt: str, text: _Text, start: int) -> int:
-        """Where the first spelling ends that comes behind `start`; -1: nowhere."""
+        """End of the text in the prompt, of the spelling that ends first after `start`; -1 if the
+        prompt has none."""
         ends = []
         for spelling in text.spellings:
             at = prompt.find(spelling, start)
@@ -108,7 +110,8 @@ class PromptCheck:
         return prompt.count(spelling)
 
     def _has(self, prompt: str, text: _Text, whole: str) -> bool:
-        """Whether the prompt has the text as often as the conversation, which is `whole`."""
+        """Whether the prompt has the text at least as often as `whole`, the conversation's texts.
+        An argument need only be there once."""
         if self.spent:
             return True
         if text.is_argument:
@@ -121,7 +124,7 @@ class PromptCheck:
 
 
 def kinds_of(turns: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Kinds of the texts of a conversation."""
+    """The kinds of text that a conversation has."""
     spoken = {turn["role"] for turn in turns if not str(turn["content"] or " ").isspace()}
     return spoken | {CALLS for turn in turns if turn.get("tool_calls")}
 
@@ -138,7 +141,8 @@ def _texts_of(turn: Mapping[str, Any], reasoning_end: str) -> Iterator[_Text]:
 
 
 def _leaves(value: object) -> Iterator[_Text]:
-    """The names and values within a call's arguments; the simple ones are spelled in many ways."""
+    """The names, strings and numbers in a call's arguments. Not true, false and null, which
+    templates spell in different ways."""
     if isinstance(value, Mapping):
         for name, part in value.items():
             yield from _leaves(name)

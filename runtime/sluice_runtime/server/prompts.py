@@ -30,10 +30,11 @@ if TYPE_CHECKING:
     from sluice_runtime.model.chat_template import ChatTemplate
 
 _CHARACTERS_A_TOKEN: Final = 8
-"""Texts with fewer characters a token are tokenised at once."""
+"""A text with at most this many characters for each allowed token is tokenised as a whole."""
 _SLICE_CHARACTERS: Final = 16_384
 _DOUBT: Final = 1.125
-"""Cutting a text may split tokens, so the slices have more tokens than the whole."""
+"""Margin for the count over slices: cutting a text may split tokens, so that the slices have more
+tokens than the text."""
 
 
 @dataclass(frozen=True)
@@ -258,7 +259,7 @@ def _too_long(
 
 
 def surely_exceeds(tokenizer: Tokenizer, text: str, max_tokens: int) -> bool:
-    """Whether `text` surely has more than `max_tokens`; False may mean that it was not checked."""
+    """True only if `text` has more than `max_tokens`. False: it may have more or fewer."""
     if len(text) <= max_tokens * _CHARACTERS_A_TOKEN:
         return False
     counted = 0

@@ -55,7 +55,8 @@ MAX_COMPLETION_LOGPROBS: Final = 5
 
 
 def _without_empty(stops: object, info: ValidationInfo) -> object:
-    """An empty stop string ends nothing; some clients send one for each field left blank."""
+    """Stops without empty strings: these end nothing, and some clients send one for each field left
+    blank."""
     if is_strict(info):
         return stops
     if stops == "":
@@ -120,7 +121,7 @@ class GenerationRequest(
 
     max_tokens: int | None = Field(default=None, ge=1, lt=INT64)
     min_tokens: int | None = Field(default=None, ge=0)
-    """Number of tokens before which stop tokens and stop strings have no effect."""
+    """Tokens that the answer must have before stop tokens and stop strings take effect."""
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     stop: StopField = None
     stop_token_ids: StopTokenIds | None = None
@@ -136,7 +137,7 @@ class GenerationRequest(
     """Whether the tokenizer adds its special tokens, such as BOS. Default: yes for prompts, no for
     chats, whose template writes them."""
     truncate_prompt_tokens: int | None = Field(default=None, ge=-1, lt=INT64)
-    """Number of tokens kept of the prompt, from its end; -1: as many as leave room for the
+    """Number of tokens to keep at the end of the prompt; -1: as many as leave room for the
     answer."""
     return_token_ids: bool | None = None
     """Whether to return the token ids of prompt and answer."""
@@ -156,8 +157,7 @@ class GenerationRequest(
 
     @property
     def least_answer(self) -> int:
-        """Tokens of the answer that must fit behind the prompt: none where the prompt is only
-        scored."""
+        """Answer tokens that must fit after the prompt: 0 if the prompt is only scored, else 1."""
         limit = self.token_limit[1]
         return 1 if limit is None else least_answer(limit)
 
@@ -220,13 +220,13 @@ class CompletionRequest(GenerationRequest):
 
 
 def _calls_or_none(calls: object, info: ValidationInfo) -> object:
-    """An empty list is what some servers write where there are no calls."""
+    """`calls`, or None for an empty list, which some servers send for no calls."""
     return None if calls == [] and not is_strict(info) else calls
 
 
 LEGACY_CALL_ID: Final = "function0"
-"""Id of a call in `function_call`, whose result follows in a message of role `function`. Nine
-letters and digits are what Mistral's templates take."""
+"""Id given to a call in `function_call`, whose result follows in a message of role `function`. It
+has nine letters and digits, as Mistral's templates require."""
 
 
 class ChatMessage(RequestModel):
@@ -241,17 +241,17 @@ class ChatMessage(RequestModel):
     ] = None
     tool_call_id: str | None = None
     function_call: CalledFunction | None = None
-    """A call as OpenAI's API had them before `tool_calls`."""
+    """A call in the form that OpenAI's API had before `tool_calls`."""
     refusal: str | None = None
     """An assistant's refusal; part of its text."""
     audio: dict[str, Any] | None = None
     """Speech of an assistant; the model sees its `transcript`, if it has one."""
     annotations: Any = None
-    """Annotations of the text, not shown to the model."""
+    """Annotations of the text; the model does not see them."""
     reasoning_content: str | None = None
     """Earlier reasoning of an assistant; the chat template decides whether the model sees it."""
     reasoning: str | None = None
-    """Another name of `reasoning_content`, used where that is missing."""
+    """Another name of `reasoning_content`, read if that is missing."""
 
     @model_validator(mode="after")
     def _fits_its_role(self, info: ValidationInfo) -> ChatMessage:
@@ -261,7 +261,7 @@ class ChatMessage(RequestModel):
         if (self.tool_call_id is not None) != (self.role == "tool"):
             raise ValueError("tool_call_id with role tool, and with no other")
         says = self.content is not None or self.refusal or self.audio or self.calls
-        # An answer that is cut inside its reasoning has no content, and some tools return none.
+        # An answer cut off inside its reasoning has no content, and some tools return no content.
         if not says and (self.role in ("system", "developer", "user") or is_strict(info)):
             raise ValueError("a message with content, or with tool_calls")
         return self
@@ -282,7 +282,7 @@ class ChatMessage(RequestModel):
 
     @property
     def text(self) -> str:
-        """All that it says."""
+        """The whole text of the message."""
         spoken = ""
         if self.audio is not None:
             transcript = self.audio.get("transcript")
@@ -338,7 +338,7 @@ class ChatRequest(GenerationRequest, ToolFields):
     add_generation_prompt: bool | None = None
     """False: the prompt ends with the last message, without the start of an answer."""
     continue_final_message: bool | None = None
-    """Whether the answer continues the last message, which is the assistant's."""
+    """Whether the answer continues the last message, which must be the assistant's."""
 
     @property
     def offers_tools(self) -> bool:
@@ -363,8 +363,8 @@ class ChatRequest(GenerationRequest, ToolFields):
 
     @property
     def _turns(self) -> list[SeenTurn]:
-        """Turns of the messages, with their unseen parts; empty where all are plain texts, as
-        usual."""
+        """Turns of the messages, with their unseen parts; empty in the usual case that all are
+        plain texts."""
         if all(message.audio is None and not message.has_parts for message in self.messages):
             return []
         return [message.seen for message in self.messages]
@@ -405,7 +405,7 @@ class ChatRequest(GenerationRequest, ToolFields):
 
 
 class TokenizeRequest(RequestModel):
-    """`POST /tokenize`: a prompt, or a conversation with the fields of a chat that its template
+    """`POST /tokenize`: a prompt, or a conversation with those chat fields that the template
     reads."""
 
     model: str | None = None

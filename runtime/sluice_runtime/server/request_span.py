@@ -1,8 +1,7 @@
 """The span of one request in this engine, with a part for its prompt and one for its answer.
 
-It has the attributes that OpenTelemetry's conventions name for generative models: what was asked
-and counted, and no word of prompt or answer. A file of its own: only requests whose trace is
-recorded use it.
+It has the attributes of OpenTelemetry's conventions for generative models: settings and token
+counts, but no text of prompt or answer. Only requests whose trace is recorded use this file.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ Operation = Literal["chat", "text_completion"]
 
 
 class GenerationFacts(NamedTuple):
-    """Facts of a request for its span. `usage` is counted here, from this engine's pieces."""
+    """Facts of a request for its span. `usage` counts only pieces that this engine generated."""
 
     operation: Operation
     request: AnsweredRequest
     envelope: Envelope
     plan: ChoicePlan
-    """Plan of the first choice: all have equal settings."""
+    """Plan of the first choice; the other choices have equal settings."""
     usage: Usage
     server: tuple[str, int | None] | None
     """The address and the port that the request came to."""
 
     @property
     def attributes(self) -> dict[str, AttributeValue]:
-        """Attributes known before the first token. Settings are those in effect: with the model's
-        defaults, and `max_tokens` as the context allows it."""
+        """Attributes known before the first token. They show the settings in effect, with the
+        model's defaults and with `max_tokens` limited by the context."""
         sampling, request = self.plan.sampling, self.request
         optional: dict[str, AttributeValue | None] = {
             "gen_ai.request.model": request.requested_model,
@@ -71,17 +70,18 @@ class RequestSpan:
 
     record: Record
     ids: tuple[str, str]
-    """Traceparents: of this span, to which the engine process's spans belong, and of its parent."""
+    """Traceparents: this span's, under which the engine process puts its spans, and its
+    parent's."""
     arrival_seconds: float
     clock: Callable[[], float]
     role: Role
     facts: GenerationFacts
     first_seconds: float | None = None
     _reasons: dict[int, str] = field(default_factory=dict)
-    """Why choices finished, by their index."""
+    """Finish reasons, by the index of the choice."""
 
     def piece_arrived(self, piece: Piece) -> None:
-        """A piece of the answer has come."""
+        """Notes a piece of the answer: the time of the first, and finish reasons."""
         if self.first_seconds is None:
             self.first_seconds = self.clock()
         self.facts.usage.add(piece)
@@ -89,7 +89,8 @@ class RequestSpan:
             self._reasons[piece.index] = piece.finish_reason
 
     def end(self, outcome: str, error: Exception | None) -> None:
-        """The answer is whole, or `error` says why not."""
+        """Ends and records the span. `error`: why the answer is incomplete; None if it is
+        complete."""
         now, (own, parent) = self.clock(), self.ids
         if self.first_seconds is not None:
             if self.role is Role.MIXED:

@@ -1,6 +1,6 @@
 """The responses as types, for the OpenAPI document and the tests that compare responses with it.
 
-The responses themselves are plain dicts, made in `response_writers` and `app`.
+The server does not use these types to answer: `response_writers` and `app` make plain dicts.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class UsageAnswer(ResponseModel):
     total_tokens: int
     prompt_tokens_details: CachedTokens
     completion_tokens_details: ReasoningTokens = ReasoningTokens(reasoning_tokens=0)
-    """Absent where there is none."""
+    """Absent if the answer has no reasoning."""
 
 
 class PromptLogprob(ResponseModel):
@@ -107,7 +107,7 @@ class AnswerBase(ResponseModel):
 
 
 class CompletionChoice(ResponseModel):
-    """One choice of a completion, whole or a part."""
+    """One choice of a completion, complete or what one event adds."""
 
     index: int
     text: str
@@ -119,7 +119,7 @@ class CompletionChoice(ResponseModel):
 
 
 class Completion(AnswerBase):
-    """`/v1/completions`, whole or one event of a stream."""
+    """Answer of `/v1/completions`, or one event of its stream."""
 
     object: Literal["text_completion"]
     choices: list[CompletionChoice]
@@ -141,15 +141,15 @@ class CallAnswer(ResponseModel):
 
 
 class FunctionDelta(ResponseModel):
-    """Addition of an event to a function's name and arguments."""
+    """What one event adds to a function's name and arguments."""
 
     name: str = ""
     arguments: str
 
 
 class CallDelta(ResponseModel):
-    """Addition of an event to a call. The first one of a call has all fields, later ones have
-    arguments only."""
+    """What one event adds to a call: the call's first event has all fields, later ones only
+    arguments."""
 
     index: int
     id: str = ""
@@ -163,7 +163,7 @@ class Message(ResponseModel):
     role: Literal["assistant"]
     content: str | None
     reasoning_content: str = ""
-    """Reasoning of the model before its answer; absent where there is none."""
+    """The model's reasoning before its answer; absent if it has none."""
     reasoning: str = ""
     """Another name of `reasoning_content`, with an equal value."""
     refusal: None
@@ -185,7 +185,7 @@ class ChatChoice(ResponseModel):
 
 
 class ChatCompletion(AnswerBase):
-    """`/v1/chat/completions`, whole."""
+    """Answer of `/v1/chat/completions`, not streamed."""
 
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
@@ -195,12 +195,12 @@ class ChatCompletion(AnswerBase):
 
 
 class Delta(ResponseModel):
-    """Addition of an event to a message."""
+    """What one event adds to a message."""
 
     role: Literal["assistant"] = "assistant"
-    """Role, in the first event of a choice, which has no token."""
+    """Only in the first event of a choice, which has no token."""
     content: str | None = ""
-    """Null in the event with the role, where the choice begins with a call."""
+    """Null in the event with the role if the choice begins with a call."""
     reasoning_content: str = ""
     reasoning: str = ""
     """Another name of `reasoning_content`, with an equal value."""
@@ -208,7 +208,7 @@ class Delta(ResponseModel):
 
 
 class ChatChunkChoice(ResponseModel):
-    """Addition of an event to a choice."""
+    """What one event adds to a choice."""
 
     index: int
     delta: Delta
@@ -227,7 +227,7 @@ class ChatCompletionChunk(AnswerBase):
 
 
 class GenerationChoice(ResponseModel):
-    """An answer of `/generate`, whole or a part."""
+    """One choice of `/generate`, complete or what one event adds."""
 
     index: int
     text: str
@@ -239,7 +239,7 @@ class GenerationChoice(ResponseModel):
 
 
 class Generation(AnswerBase):
-    """`/generate`, whole or one event of a stream."""
+    """Answer of `/generate`, or one event of its stream."""
 
     object: Literal["generation", "generation.chunk"]
     choices: list[GenerationChoice]
@@ -254,7 +254,7 @@ class ModelAnswer(ResponseModel):
     owned_by: Literal["sluice"]
     max_model_len: int | None
     root: str
-    """The model, by its first name."""
+    """The base model, by the first of its served names."""
     parent: str | None
     """Id of the model that an adapter belongs to; null for the model itself."""
     permission: Annotated[list[None], Field(max_length=0)]
@@ -286,7 +286,7 @@ class DetokenizeAnswer(ResponseModel):
 
 
 class StatusAnswer(ResponseModel):
-    """A status and nothing else."""
+    """A response that is only a status."""
 
     status: Literal["ok", "ready"]
 
@@ -296,14 +296,14 @@ class RoleAnswer(ResponseModel):
 
     role: Literal["prefill", "decode"]
     seconds: float
-    """Seconds from the call until the engine had taken the role; 0: it had it already."""
+    """Seconds from the call until the engine had the role; 0 if it already had it."""
 
 
 class HandBackAnswer(ResponseModel):
     """`POST /hand-back`."""
 
     requests: int
-    """Number of requests that leave."""
+    """Number of requests that leave this engine."""
 
 
 class AbortAnswer(ResponseModel):

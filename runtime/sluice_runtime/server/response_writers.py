@@ -1,4 +1,5 @@
-"""Writes pieces of text as response objects of the routes that generate, whole and streamed.
+"""Writes pieces of an answer in the formats of the routes that generate, as one response or as a
+stream's chunks.
 
 Responses and chunks are plain dicts; `streaming` turns the chunks into events. Scored tokens are
 encoded to JSON one by one: Python objects for all tokens of a long prompt would take gigabytes, and
@@ -20,18 +21,19 @@ from sluice_runtime.server.token_text import ScoredToken, TokenText
 from sluice_runtime.server.tools.calls import CallPart
 
 _LIGHT_PARTS: Final = 64
-"""Pieces and scored tokens that are encoded on the event loop; a scored token may take 30 µs."""
+"""Most pieces and scored tokens that are encoded on the event loop rather than in a thread; a
+scored token may take 30 µs."""
 
 
 @dataclass
 class Usage:
-    """Token counts of a request, updated as its pieces come. A prompt counts once for all its
-    choices; its cached tokens are those that were cached before the first choice."""
+    """Token counts of a request, updated with each piece. A prompt counts once for all its choices,
+    and its cached tokens are those that were cached before the first choice."""
 
     prompt_lengths: Sequence[int]
-    """Tokens of each prompt."""
+    """Number of tokens of each prompt."""
     choices: int
-    """Choices for each prompt; those of one prompt have consecutive indices."""
+    """Number of choices for each prompt. The choices of one prompt have consecutive indices."""
     completion_tokens: int = 0
     reasoning_tokens: int = 0
     """Completion tokens that are reasoning."""
@@ -57,8 +59,8 @@ class Usage:
         return usage
 
     def _cached_tokens(self) -> int:
-        """The smallest count of a prompt's choices: the later ones find what the first one
-        computed."""
+        """The sum of each prompt's smallest count over its choices: the later choices find the
+        prompt cached because the first one computed it."""
         by_prompt: dict[int, int] = {}
         for index, tokens in self._cached.items():
             prompt = index // self.choices
@@ -75,7 +77,7 @@ class Envelope:
     model: str
 
     def named(self, model: str | None) -> Envelope:
-        """Envelope with the model's name as the request gives it, where it gives one."""
+        """The envelope with the name by which the request called the model, if it gave one."""
         return self if model is None else replace(self, model=model)
 
     def around(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
@@ -99,13 +101,13 @@ class Shape(Protocol):
 
     def whole_choice(self, answer: Piece) -> dict[str, Any]: ...
     def opening_choice(self, piece: Piece) -> dict[str, Any] | None:
-        """Chunk to send before a choice's first piece; None: there is none."""
+        """The chunk that goes before a choice's first piece; None: the route has none."""
 
     def chunk_choice(self, piece: Piece) -> dict[str, Any]: ...
 
 
 class CompletionShape:
-    """`/v1/completions`: whole and chunk look alike."""
+    """`/v1/completions`: choices of responses and of chunks have the same fields."""
 
     whole_object = "text_completion"
     chunk_object = "text_completion"
@@ -123,7 +125,7 @@ class CompletionShape:
 
 
 class ChatShape:
-    """`/v1/chat/completions`: messages, and deltas of them."""
+    """`/v1/chat/completions`: a response has messages, a chunk has deltas."""
 
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
@@ -140,7 +142,8 @@ class ChatShape:
         return _choice(answer, chat_logprobs(answer.scores), message=message)
 
     def opening_choice(self, piece: Piece) -> dict[str, Any]:
-        """The role. A client that counts chunks knows by it that this is no token."""
+        """The chunk with the role. By the role, a client that counts chunks can tell that this one
+        has no token."""
         content = None if piece.calls and not piece.text else ""
         delta = {"role": "assistant", "content": content}
         return {"index": piece.index, "delta": delta, "logprobs": None, "finish_reason": None}
@@ -157,7 +160,7 @@ class ChatShape:
 
 
 class GenerateShape:
-    """`/generate`: text and token ids, nothing of OpenAI's."""
+    """`/generate`: text and token ids, without OpenAI's fields."""
 
     whole_object = "generation"
     chunk_object = "generation.chunk"
@@ -175,13 +178,13 @@ class GenerateShape:
 
 
 def _reasoning(piece: Piece) -> dict[str, str]:
-    """Reasoning under DeepSeek's and SGLang's name, and under vLLM's."""
+    """The reasoning under both names in use: DeepSeek's and SGLang's, and vLLM's."""
     return {"reasoning_content": piece.reasoning, "reasoning": piece.reasoning}
 
 
 def _is_empty_text(piece: Piece) -> bool:
-    """Whether it is of tokens whose text is empty, or not known yet. They have a chunk all the
-    same: benchmarks take the times between chunks for those between tokens."""
+    """Whether the piece's tokens have no text, or none yet. Such pieces are sent too, because
+    benchmarks take the time between chunks for the time between tokens."""
     return piece.in_text and piece.tokens > 0 and not piece.text
 
 
@@ -202,7 +205,7 @@ def _call_delta(part: CallPart) -> dict[str, Any]:
 
 
 def _choice(piece: Piece, logprobs: object, **own: Any) -> dict[str, Any]:
-    """The fields that all routes' choices share, around a route's own. Token ids and
+    """A choice: the fields that all routes share, and the route's own. Token ids and
     `prompt_logprobs` are extensions of OpenAI's API, present only when requested."""
     choice = {
         "index": piece.index,
@@ -218,7 +221,7 @@ def _choice(piece: Piece, logprobs: object, **own: Any) -> dict[str, Any]:
 
 
 class NamedEvents(NamedTuple):
-    """Events that are sent together, each under the name that is its `type`."""
+    """Events that are sent together, each with its `type` as the event's name."""
 
     events: tuple[dict[str, Any], ...]
 
@@ -228,24 +231,26 @@ Chunk = dict[str, Any] | list[dict[str, Any]] | NamedEvents
 
 
 class Writer(Protocol):
-    """Writes one response, streamed or whole; its pieces are passed in order."""
+    """Writes one response, streamed or not, from its pieces in order."""
 
     usage: Usage
 
     def chunk(self, piece: Piece) -> Chunk | None:
-        """Chunk to send for a piece; None when there is nothing to send."""
+        """The chunk for a piece; None if there is nothing to send."""
 
     def skip_sent(self, choice: ResumableChoice) -> None:
         """Counts what another engine has sent of a choice, and writes none of it."""
 
     def final_chunk(self) -> dict[str, Any] | NamedEvents | None:
-        """Chunk to send after all pieces; None when there is nothing to send."""
+        """The chunk after all pieces; None if there is nothing to send."""
 
     def failure_chunk(self, message: str) -> NamedEvents | None:
-        """Events that end a stream that has begun and failed; None: an error event does."""
+        """The events that end a stream that failed after its start; None: an error event ends
+        it."""
 
     def whole_response(self, pieces: Iterable[Piece]) -> dict[str, Any]:
-        """The response that is not streamed; its pieces were not passed to `chunk`."""
+        """The response of a request that is not streamed; do not pass its pieces to `chunk` as
+        well."""
 
 
 @dataclass
@@ -259,8 +264,8 @@ class ChunkWriter:
     _begun: set[int] = field(default_factory=set)
 
     def chunk(self, piece: Piece) -> dict[str, Any] | list[dict[str, Any]] | None:
-        """The chunk for a piece, behind the one that opens its choice; None when there is nothing
-        to send."""
+        """The chunk for a piece, after the chunk that opens its choice if this is its first; None
+        if there is nothing to send."""
         opening = None
         content = piece.text or piece.reasoning or piece.calls or _is_empty_text(piece)
         extras = piece.scores or piece.prompt_scores or piece.returned_ids
@@ -293,46 +298,47 @@ class ChunkWriter:
         for piece in choice.sent:
             self.chunk(piece)
         if choice.sent and choice.reader.plan.prompt_logprobs >= 0:
-            self._begun.add(choice.reader.plan.index)  # its first chunk had those, if nothing else
+            self._begun.add(choice.reader.plan.index)  # so its opening chunk was sent too
 
     def final_chunk(self) -> dict[str, Any] | None:
-        """The final usage chunk, which has no choices; None unless requested."""
+        """The final chunk, with usage and no choices; None unless requested."""
         if not (self.options and self.options.include_usage):
             return None
         return self.envelope.around(self.shape.chunk_object, [], usage=self.usage.to_json())
 
     def failure_chunk(self, message: str) -> None:
-        """None: an error event ends the stream."""
+        """None, since an error event ends the stream."""
 
     def whole_response(self, pieces: Iterable[Piece]) -> dict[str, Any]:
-        """The response object, when it is not streamed."""
+        """The response of a request that is not streamed."""
         answers: dict[int, list[Piece]] = {}
         for piece in pieces:
             self.usage.add(piece)
             answers.setdefault(piece.index, []).append(piece)
         choices = [self.shape.whole_choice(joined(answers[index])) for index in sorted(answers)]
         more = _prompt_ids(answers[0][0]) if self.shape.one_prompt else {}
-        if self.shape.one_prompt:  # where vLLM has them, of the first choice
+        if self.shape.one_prompt:  # the first choice's, where vLLM has them too
             more["prompt_logprobs"] = choices[0].get("prompt_logprobs")
         usage = self.usage.to_json()
         return self.envelope.around(self.shape.whole_object, choices, usage=usage, **more)
 
 
 def chunk_writer(shape: Shape) -> Callable[[GenerationRequest, Envelope, Usage], ChunkWriter]:
-    """Makes the writer of a route with this shape."""
+    """A function that makes the writer of one response in this shape."""
     return lambda request, envelope, usage: ChunkWriter(
         shape, envelope, usage, request.stream_options
     )
 
 
 def is_light(pieces: Sequence[Piece]) -> bool:
-    """Whether encoding these is fast enough for the event loop."""
+    """Whether the pieces can be encoded on the event loop without blocking it for long."""
     scored = sum(len(piece.scores or ()) + len(piece.prompt_scores or ()) for piece in pieces)
     return len(pieces) + scored <= _LIGHT_PARTS
 
 
 def completion_logprobs(scores: Sequence[ScoredToken] | None) -> dict[str, Any] | None:
-    """Four lists side by side; `top_logprobs` always has the token itself, too."""
+    """Four parallel lists, as OpenAI's format has them; `top_logprobs` always includes the sampled
+    token."""
     if scores is None:
         return None
     return {
@@ -344,7 +350,7 @@ def completion_logprobs(scores: Sequence[ScoredToken] | None) -> dict[str, Any] 
 
 
 def chat_logprobs(scores: Sequence[ScoredToken] | None) -> dict[str, Any] | None:
-    """One object a token."""
+    """One object for each token, as in chat completions."""
     if scores is None:
         return None
     content = [
@@ -360,7 +366,8 @@ def chat_logprobs(scores: Sequence[ScoredToken] | None) -> dict[str, Any] | None
 
 
 def prompt_logprobs(scores: Sequence[ScoredToken]) -> list[msgspec.Raw]:
-    """One object a token, by token id: the token's own score and the best ones."""
+    """For each token of the prompt an object by token id: the token itself and the most probable
+    ones at its place."""
     return [_written(None if score.logprob is None else _by_id(score)) for score in scores]
 
 

@@ -1,4 +1,5 @@
-"""Private calls of the router: where an answer is resumed, and events with what a resume needs.
+"""Private calls of the router: resuming another engine's answer, and events with the state that a
+resume needs.
 
 The router can send a request with the tokens that another engine has generated. This engine checks
 that it has the same prompt and model, and replays the tokens. Each event of its answer carries a
@@ -44,15 +45,16 @@ MAX_HEAD_BYTES: Final = 64 * 1024 * 1024
 
 
 _MAX_WAITING_TOKENS: Final = 16
-"""Tokens that may wait for the next event; after a failure they are generated again."""
+"""A comment is sent without an event once this many tokens wait for one. Tokens that have not been
+sent must be generated again after a failure."""
 Pieces = AsyncGenerator[Piece, None]
 
 
 def split_call(body: bytes, max_client_bytes: int) -> tuple[CallHead, bytes]:
-    """Head and client's body of a private call.
+    """Splits a private call's body into its head and the client's body.
 
     Raises:
-        MistakenError: it has no head, or the client's is too long.
+        MistakenError: the call has no head, or the client's body is too long.
     """
     try:
         head, client_body = split_body(body)
@@ -79,10 +81,11 @@ def resumable_choices(
     vocabulary_size: int,
     read: Callable[[ChoicePlan], ChoiceReader],
 ) -> list[ResumableChoice]:
-    """The choices where another engine left them, or new ones. `own`: this engine's own start.
+    """The request's choices, continued from `resume` or begun. `own`: the start as this engine
+    computes it.
 
     Raises:
-        MistakenError: 409, this engine has another prompt or model; names what differs.
+        MistakenError: 409, the prompt or the model differs from the other engine's; says which.
     """
     if resume is None:
         return [ResumableChoice(read(plan)) for plan in plans]
@@ -147,7 +150,7 @@ def _mismatch(key: str, value: str, allowed: str) -> MistakenError:
 
 
 class CommentNotes:
-    """Collects what the next event's comment says."""
+    """Collects the content of the next event's comment."""
 
     def __init__(self, start: AnswerStart) -> None:
         self._start: AnswerStart | None = start
@@ -159,11 +162,11 @@ class CommentNotes:
 
     @property
     def due(self) -> bool:
-        """Whether the comment is to be sent now, even without an event."""
+        """Whether the comment should be sent now, even without an event."""
         return self._start is not None or self._tokens >= _MAX_WAITING_TOKENS
 
     def finished(self, piece: Piece) -> None:
-        """Notes the end of a choice, if this piece is its last one."""
+        """Notes that the choice has ended if this piece is its last."""
         if piece.finish_reason is not None:
             self._finished.append(piece.index)
 
@@ -179,7 +182,7 @@ class CommentNotes:
             self._cached.append((piece.index, piece.cached_tokens))
 
     def take(self, *, last: bool = False) -> EventComment:
-        """The comment; what it says is forgotten here."""
+        """Returns the comment and begins to collect the next one."""
         comment = EventComment(
             self._start,
             list(self._ids.items()),
@@ -200,7 +203,7 @@ def _score(score: TokenLogprob) -> Score:
 async def streamed_events(
     writer: Writer, choices: Sequence[ResumableChoice], pieces: Pieces, start: AnswerStart
 ) -> AsyncGenerator[CommentedEvent, None]:
-    """The events of an answer that is streamed, from where another engine left it."""
+    """The events of a streamed answer, from the point at which the other engine stopped."""
     notes = CommentNotes(start)
     for choice in choices:
         writer.skip_sent(choice)
@@ -221,8 +224,9 @@ async def whole_event(
     pieces: Pieces,
     start: AnswerStart,
 ) -> AsyncGenerator[CommentedEvent, None]:
-    """The one event of an answer that is not streamed; comments before it say how far it is. With
-    a scored prompt they name no ids: the next engine has to score it, and so starts again."""
+    """Comments that report the progress of an answer that is not streamed, then one event with all
+    of it. With prompt logprobs the comments report no tokens, since an engine that takes over must
+    score the prompt and so starts again."""
     notes = CommentNotes(start)
     again = any(choice.reader.plan.engine_prompt_logprobs >= 0 for choice in choices)
     collected = [piece for choice in choices for piece in choice.pieces]

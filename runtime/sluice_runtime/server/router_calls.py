@@ -1,8 +1,9 @@
-"""Calls that only the router of the service makes, and signs: another role, and a hand-back.
+"""Signed calls that only the service's router makes: to take another role, and to hand back
+requests.
 
-Work in its present role is finished first: prompts that are computed for others, answers that are
-generated. Work that takes too long is handed back, and the router has another engine continue it.
-The router signs the call; it knows nothing about pools.
+Before it takes another role, an engine finishes its work: prompts for other engines, and answers.
+Work that takes too long is handed back, and the router lets another engine continue it. This module
+knows nothing about pools.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from sluice_runtime.server.fields import RequestModel
 from sluice_runtime.server.service import Identity, Service
 
 LAME_DUCK_SECONDS: Final = 1.25
-"""Time for which new work is still taken: routers ask for the load at least so often."""
+"""Time for which new work is still accepted: longer than the interval at which routers poll the
+load."""
 HANDED_BACK: Final = "the engine takes another role; another engine can go on with this answer"
 
 MAX_HAND_BACK_BYTES: Final = 64 * 1024
@@ -37,21 +39,23 @@ class RoleRequest(RequestModel):
 
     role: Literal["prefill", "decode"]
     epoch: str = Field(min_length=1, max_length=64)
-    """Epoch of the engine's load report; another one each time that it has taken a role. So the
-    call is good for this engine, and once."""
+    """Epoch from the engine's load report. It changes with each role, so the call is valid for this
+    engine only, and only once."""
     drain_seconds: float | None = Field(default=None, ge=0, le=86_400)
-    """Time after which all that still runs is handed back. Left out: the engine's drainSeconds."""
+    """Time after which everything still running is handed back. Default: the engine's
+    drainSeconds."""
 
 
 class HandBackRequest(RequestModel):
     """`POST /hand-back`."""
 
     ids: list[Annotated[str, Field(min_length=1, max_length=256)]] = Field(max_length=MAX_HAND_BACK)
-    """Values of `x-request-id`, in the order in which the requests are to leave."""
+    """Values of `x-request-id`, in the order in which requests should leave."""
     most: int = Field(ge=0, le=MAX_HAND_BACK)
-    """Requests that may leave."""
+    """Number of requests that may leave."""
     waits_for: Literal["mixed", "prefill", "decode"]
-    """Role of the engine in whose queue they are: this one, or that of their prompts."""
+    """Role of the engine in whose queue the requests wait: this engine, or the one that computes
+    their prompts."""
 
 
 async def _signed_call(
@@ -64,18 +68,18 @@ async def _signed_call(
 
 
 class HandBackHandler:
-    """Hands requests back, for one call after the other."""
+    """Hands requests back; handles one call at a time."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._lock = asyncio.Lock()
 
     async def handle(self, request: Request) -> int:
-        """Number of requests that leave.
+        """Hands back requests; returns how many leave.
 
         Raises:
             MistakenError: 403, the call is not signed.
-            InvalidRequestError: it cannot be read.
+            InvalidRequestError: the body cannot be read.
             UnavailableError: the model is not loaded.
         """
         call = await _signed_call(self._service, request, HandBackRequest, MAX_HAND_BACK_BYTES)
@@ -84,19 +88,19 @@ class HandBackHandler:
 
 
 class RoleChanger:
-    """Changes the role, one change after the other."""
+    """Changes the engine's role; makes one change at a time."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._lock = asyncio.Lock()
 
     async def handle(self, request: Request) -> tuple[Role, float]:
-        """The role that the engine has now, and the seconds that it took to take it.
+        """Changes the role; returns the new role and the seconds that the change took.
 
         Raises:
             MistakenError: 403, the call is not signed.
             InvalidRequestError: the engine cannot have this role, or the epoch is not its own.
-            UnavailableError: it loads, drains, or has failed.
+            UnavailableError: the engine loads, drains, or has failed.
         """
         max_bytes = self._service.identity.max_body_bytes
         call = await _signed_call(self._service, request, RoleRequest, max_bytes)
@@ -134,14 +138,14 @@ class RoleChanger:
 
     @staticmethod
     def _keeps_role(identity: Identity) -> str | None:
-        """Reason for which this engine never has another role than now."""
+        """Reason why this engine can never change its role; None if it can."""
         if identity.role is Role.MIXED or identity.kv_transfer is None:
             return 'this engine\'s role is "mixed"'
         if (ranks := identity.tensor_parallel_size) > 1:
             return f"tensorParallelSize is {ranks}, and not 1"
         if identity.host_cache:
             return "it has a hostCache, which decode engines cannot have"
-        # Mooncake takes seconds to end, and a late read of it or of NIXL may still land.
+        # Mooncake takes seconds to close, and late reads of Mooncake or NIXL may still write.
         backend = identity.kv_transfer.backend_or_default
         return None if backend == "TCP" else f"kvTransfer.backend is {backend}, and not TCP"
 

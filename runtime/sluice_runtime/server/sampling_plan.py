@@ -1,5 +1,5 @@
-"""How a request's tokens are sampled: the client's fields, else the model's defaults, else the
-API's; and how many logprobs it may ask for.
+"""How a request's tokens are sampled, by the client's fields, else the model's defaults, else the
+API's; and how many logprobs a request may ask for.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Defaults:
 def defaults_from(
     generation: Mapping[str, Any], eos_token_ids: tuple[int, ...]
 ) -> tuple[Defaults, list[str]]:
-    """The defaults in generation_config.json, and the keys that are not implemented.
+    """The defaults in generation_config.json, and the keys of it that this server ignores.
 
     Raises:
-        ModelLoadError: a value that no request may have; names the key.
+        ModelLoadError: a value is one that requests may not have; the message names the key.
     """
     defaults = Defaults(
         eos_token_ids=eos_token_ids,
@@ -53,14 +53,15 @@ def defaults_from(
 
 
 _NOT_HONOURED: Final = {"no_repeat_ngram_size": 0, "do_sample": True}
-"""Keys of generation_config.json that would change tokens, with the value that does not. vLLM and
-SGLang also sample with `do_sample: false`: a request gets greedy decoding with temperature 0."""
+"""Keys of generation_config.json that are ignored although they would change tokens, each with the
+value that would not. Like vLLM and SGLang, this server samples despite `do_sample: false`: a
+request gets greedy decoding by temperature 0."""
 
 
 def sampling_of(
     request: GenerationRequest, defaults: Defaults, vocabulary_size: int, drawn_seed: int
 ) -> Sampling:
-    """Sampling of the request's first choice; `drawn_seed` is used if it has no seed.
+    """Sampling of the request's first choice; `drawn_seed` is used if the request has no seed.
 
     Raises:
         InvalidRequestError: `logit_bias` names a token that the model does not have.
@@ -83,8 +84,8 @@ def sampling_of(
 
 
 def for_choice(base: Sampling, choice: int) -> Sampling:
-    """Sampling of the n-th choice. Choice 0 has the request's seed, so it equals the answer to n =
-    1."""
+    """Sampling of choice number `choice`. Choice 0 has the request's own seed, so that its answer
+    equals that of a request with n = 1."""
     if choice == 0:
         return base
     digest = hashlib.blake2b(f"{base.seed}/{choice}".encode(), digest_size=8).digest()
@@ -92,8 +93,8 @@ def for_choice(base: Sampling, choice: int) -> Sampling:
 
 
 def refuse_unknown_tokens(field: str, token_ids: Iterable[int], vocabulary_size: int) -> None:
-    """Raises InvalidRequestError for a token without a logit; tokenizers may know more tokens than
-    the model."""
+    """Raises InvalidRequestError for a token id beyond the model's vocabulary; a tokenizer may have
+    more tokens than the model."""
     largest = max(token_ids, default=0)
     if largest >= vocabulary_size:
         raise InvalidRequestError(
@@ -103,7 +104,8 @@ def refuse_unknown_tokens(field: str, token_ids: Iterable[int], vocabulary_size:
 
 
 def _number(generation: Mapping[str, Any], key: str, default: float) -> float:
-    """A value of generation_config.json, within the bounds of the request's field of that name."""
+    """A value of generation_config.json. Raises ModelLoadError if the request's field of that name
+    would not allow it."""
     value: float | None = generation.get(key)
     if value is None:
         return default
@@ -120,19 +122,21 @@ def _given(value: float | None, default: float) -> float:
 
 
 MAX_SCORED_VALUES: Final = 1_000_000
-"""Most prompt logprobs in all choices; each takes 60 to 100 bytes of the response, which is built
-in memory."""
+"""Most prompt logprobs over all choices of a request; each takes 60 to 100 bytes of the response,
+which is built in memory."""
 
 MAX_ANSWER_SCORES: Final = 3_000_000
-"""Most logprobs in all answers: one of 131,072 tokens may have 20 in addition to each token's own.
-Answers take long to compute, so these values do not come all at once."""
+"""Most logprobs over all answers of a request: enough for one answer of 131,072 tokens with 20 in
+addition to each token's own. The limit is above that for prompts because an answer's values come
+over a longer time."""
 
 
 def refuse_many_scores(request: GenerationRequest, prompt_lengths: Sequence[int]) -> None:
     """`prompt_lengths`: tokens of each prompt.
 
     Raises:
-        InvalidRequestError: the prompts would have more values; `param` requests them.
+        InvalidRequestError: the prompts would have more than `MAX_SCORED_VALUES`; the error's
+            `param` is the field that asks for them.
     """
     requested = {
         "prompt_logprobs": request.prompt_logprobs,
@@ -153,11 +157,12 @@ def refuse_many_scores(request: GenerationRequest, prompt_lengths: Sequence[int]
 
 
 def scored_answer_tokens(request: GenerationRequest, answers: int, most_tokens: int) -> int | None:
-    """How many tokens each of so many answers may have for its logprobs; None: it has none.
-    `most_tokens`: what an answer can have at all.
+    """Most tokens that each of `answers` answers may have within the limit of logprobs; None: the
+    request asks for none. `most_tokens`: the limit of an answer's tokens without that.
 
     Raises:
-        InvalidRequestError: the request allows more; `param` is the field that limits them.
+        InvalidRequestError: the request asks for more; the error's `param` is its field for the
+            limit of tokens.
     """
     top = request.output_logprobs
     if top < 0:

@@ -1,4 +1,4 @@
-"""Headers that only the service's router may set, and what they allow.
+"""Verifies the headers that only the service's router may set.
 
 The router signs each header for one request. The headers name the engine that computes the prompt,
 mark a private call, and name the tenant. A mixed engine serves anybody, a decode engine only
@@ -44,31 +44,31 @@ _ONLY: Final = {
 SignedT = TypeVar("SignedT")
 RequestT = TypeVar("RequestT", bound=AnsweredRequest)
 Verify = Callable[[Sequence[bytes], str, str, str, float], Verified[SignedT]]
-"""Returns what was signed, from keys, header, id and path of the request, and Unix time; or raises
-InvalidSignatureError."""
+"""A function of the keys, the header, the request's id and path, and the Unix time, that returns
+the signed content or raises InvalidSignatureError."""
 
 
 class SignedHeaders(NamedTuple):
     """Content of the headers that the service's router has signed for one request."""
 
     prefill: PrefillEngine | None
-    """The engine that computes its prompt."""
+    """The engine that computes the request's prompt."""
     private: bool
-    """Whether it is a private call."""
+    """Whether the request is a private call."""
     tenant: TenantClaims | None
     digests: dict[str, str]
-    """SHA-256 that the body must have, by the header that names it."""
+    """SHA-256 of the body, by the header that has it; each must match the request's body."""
 
     @property
     def tenant_salt(self) -> str:
-        """Salt that separates tenants; empty where none is named."""
+        """Salt that separates tenants' cached prefixes; empty if no tenant is named."""
         return "" if self.tenant is None else self.tenant.salt
 
 
 @dataclass(frozen=True)
 class SignatureCheck:
-    """Verifies the router's signature. `keys`: None if there are none, and then no header is
-    accepted. `required`: whether only signed requests are served."""
+    """Verifies the router's signature. Without `keys` it accepts no such header. `required`:
+    whether this engine serves only signed requests."""
 
     unix_clock: Callable[[], float]
     keys: Keys | None = None
@@ -77,10 +77,10 @@ class SignatureCheck:
     def read(
         self, request: Request, header: str, verify: Verify[SignedT]
     ) -> Verified[SignedT] | None:
-        """Signed content of a header of the router; None: the header is missing.
+        """Signed content of one of the router's headers; None: the request does not have it.
 
         Raises:
-            MistakenError: 403, the header is not of this service's router.
+            MistakenError: 403, this service's router did not sign the header.
         """
         value = request.headers.get(header)
         if value is None:
@@ -94,18 +94,18 @@ class SignatureCheck:
             raise _refused(str(error)) from None
 
     def refuse_unsigned(self, request: Request) -> None:
-        """Where the router's signature is required: refuses a request that has none of its headers.
-        Does not verify those that the request has.
+        """If the router's signature is required, refuses a request without any of the router's
+        headers. Does not verify the headers.
 
         Raises:
-            MistakenError: 403, it has none.
+            MistakenError: 403, the request has no such header.
         """
         if self.required and not any(header in request.headers for header in ROUTER_HEADERS):
             raise _refused(_MISSING)
 
     def check_sender(self, request: Request, body: bytes) -> None:
-        """Checks a request for a route that the router does not use: where its signature is
-        required, a request needs that of a tenant.
+        """Checks a request's sender by the tenant's header, which must be valid if the request has
+        it, and is required if this engine serves only signed requests.
 
         Raises:
             MistakenError: 403, it is not signed, or was for another body.
@@ -117,7 +117,7 @@ class SignatureCheck:
             raise _refused(_MISSING)
 
     def check_private(self, request: Request, body: bytes) -> None:
-        """Checks a request for a route that only the router uses.
+        """Checks that the router sent a request for a route that only it may use.
 
         Raises:
             MistakenError: 403, it is not signed, or was for another body.
@@ -130,18 +130,20 @@ class SignatureCheck:
 
 @dataclass(frozen=True)
 class RoleCheck:
-    """Says for each request which engine computes its prompt."""
+    """Decides, by this engine's role, which engine computes a request's prompt."""
 
     role: Role
     signatures: SignatureCheck
 
     def prefill_engine(self, request: Request) -> Verified[PrefillEngine] | None:
-        """The engine that computes the prompt of this request; None: this one does.
+        """The prefill engine that computes the prompt of this request; None: this engine computes
+        it.
 
         Raises:
-            MistakenError: 400, such requests are not for this engine; 403, the header is not of
-                this service's router.
-            UnavailableError: the router has yet to learn that this is no decode engine any more.
+            MistakenError: 400, an engine of this role does not serve this request; 403, this
+                service's router did not sign the header.
+            UnavailableError: the router took this engine for a decode engine, which it was until
+                recently.
         """
         is_named = PREFILL_HEADER in request.headers
         if self.role is Role.MIXED:
@@ -163,10 +165,11 @@ class RoleCheck:
 
 
 def read_signed_headers(request: Request, role: RoleCheck) -> SignedHeaders:
-    """Signed headers of a request for a route that generates.
+    """Verifies the signed headers of a request for a route that generates.
 
     Raises:
-        MistakenError: 400 or 403, this engine does not serve it; as `RoleCheck`, `SignatureCheck`.
+        MistakenError: 400 or 403, this engine does not serve the request; see `RoleCheck` and
+            `SignatureCheck`.
     """
     signatures = role.signatures
     signatures.refuse_unsigned(request)
@@ -183,8 +186,8 @@ def read_signed_headers(request: Request, role: RoleCheck) -> SignedHeaders:
 
 
 def refuse_body(digests: Mapping[str, str], body: bytes) -> None:
-    """Raises MistakenError (403) for a body that was not signed; `digests`: its SHA-256 by each
-    header that names one."""
+    """Raises MistakenError (403) if the body is not the signed one. `digests`: as
+    `SignedHeaders.digests`."""
     if not digests:
         return
     try:
@@ -194,11 +197,11 @@ def refuse_body(digests: Mapping[str, str], body: bytes) -> None:
 
 
 def apply_tenant(request: RequestT, tenant: TenantClaims) -> RequestT:
-    """The request with its tenant's priority, and cached prefixes that only this tenant shares. A
-    salt of the client's own separates them further.
+    """The request with its tenant's priority, and with a salt by which only this tenant shares its
+    cached prefixes. The client's own salt, if it has one, separates them further.
 
     Raises:
-        InvalidRequestError: it asks for a higher priority than its tenant may.
+        InvalidRequestError: the request asks for a higher priority than its tenant may have.
     """
     priority, highest = request.priority, tenant.max_priority
     if priority is not None and priority > highest:

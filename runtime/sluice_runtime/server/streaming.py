@@ -1,5 +1,5 @@
-"""Sends responses: server-sent events, which end with the route's last event or an error, never
-both; and whole responses.
+"""Sends responses, as server-sent events or as one body. A stream ends with either the route's last
+event or an error.
 
 Detects clients that disconnect or stop reading. Long bodies are sent in parts, so that backpressure
 works and no second copy is made.
@@ -39,21 +39,22 @@ class StreamEnd(NamedTuple):
     """How a stream ends."""
 
     done: bytes = b"data: [DONE]\n\n"
-    """Bytes after all events."""
+    """Bytes to send after all events."""
     error_path: str = ""
-    """Path of the route whose form an error event has; empty: none."""
+    """Path of the route in whose format errors are sent; empty: in OpenAI's format."""
 
 
 def stream_end(path: str, *, private: bool) -> StreamEnd:
-    """End of a stream of the route with this path. Anthropic's last event ends a stream itself. The
-    router makes the client's error from a private call's."""
+    """How the stream of a route ends. Anthropic's routes have a last event of their own, so no
+    `[DONE]`, and their own format of errors. In a private call errors have OpenAI's format, and the
+    router converts them for the client."""
     if path not in ANTHROPIC_PATHS:
         return StreamEnd()
     return StreamEnd(b"", "" if private else path)
 
 
 class CommentedEvent(NamedTuple):
-    """An event of a private call, or only its comment."""
+    """An event of a private call with its comment, or a comment alone (`data` is None)."""
 
     comment: EventComment
     data: Chunk | msgspec.Raw | None
@@ -71,7 +72,7 @@ class EventStream(StreamingResponse):
         write_seconds: float = WRITE_SECONDS,
         end: StreamEnd | None = None,
     ) -> None:
-        """`end`: `[DONE]`, and errors in OpenAI's form, where it is left out."""
+        """`end`: by default `[DONE]`, and errors in OpenAI's format."""
         super().__init__((), headers=_HEADERS, media_type="text/event-stream")
         self._events = events
         self._end = end or StreamEnd()
@@ -107,7 +108,7 @@ class EventStream(StreamingResponse):
 
 
 class WholeAnswer(Response):
-    """A response of JSON text that may be long."""
+    """A JSON response that is sent in parts, since it may be long."""
 
     def __init__(self, body: bytes, write_seconds: float = WRITE_SECONDS) -> None:
         super().__init__(body, media_type="application/json")
@@ -132,9 +133,10 @@ class WholeAnswer(Response):
 async def until_client_leaves(
     receive: Receive, work: Coroutine[Any, Any, ResultT]
 ) -> ResultT | None:
-    """The result of `work`; None if the client disconnects first, which cancels it.
+    """Awaits `work` and returns its result; if the client disconnects first, cancels it and returns
+    None.
 
-    The request's body must have been read, so that all `receive` can tell is a disconnect.
+    The request's body must have been read already, so that `receive` can only report a disconnect.
     """
     gone = asyncio.ensure_future(_disconnected(receive))
     working = asyncio.ensure_future(work)
@@ -180,7 +182,7 @@ def _event(value: Event) -> bytes:
     *before, last = _parts_of(value.data)
     if not before:
         return comment_line(comment) + last
-    if comment.start is not None:  # comes before anything that is passed on
+    if comment.start is not None:  # sent before anything that the router passes on
         before[0] = comment_line(EventComment(comment.start)) + before[0]
     rest = comment_line(replace(comment, start=None))
     return b"".join(MORE_LINE + part for part in before) + rest + last

@@ -2,7 +2,8 @@
 engine. Pure.
 
 The fields are OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_*`, and
-those of SGLang and llama.cpp. The engine compiles it, and this process checks it before.
+those of SGLang and llama.cpp. This process checks the grammar; the engine compiles it again for the
+answer.
 """
 
 from __future__ import annotations
@@ -37,12 +38,13 @@ from sluice_runtime.server.tools.call_grammars import Rules, alternatives, quote
 from sluice_runtime.wire.messages import Grammar, GrammarKind
 
 MAX_CHARACTERS: Final = 65_536
-"""Length of a schema as it is compiled, of all choices together, or of another grammar."""
+"""Longest constraint: of a schema in the form that is compiled, of choices all together, of another
+grammar as it was sent."""
 MAX_CHOICE_TEXTS: Final = 1_000
 
 
 def _without_nul(text: str) -> str:
-    """`text`; no grammar of the library spells NUL."""
+    """Refuses a text with a NUL character, which the library's grammars cannot express."""
     if "\0" in text:
         raise ValueError("text without the character NUL")
     return text
@@ -71,14 +73,14 @@ class JsonSchema(RequestModel):
     description: str | None = None
     schema_: JsonObject | None = Field(default=None, alias="schema")
     strict: bool | None = None
-    """False: objects may have properties that the schema does not list."""
+    """False allows objects to have properties that the schema does not list."""
 
 
 MAX_STRUCTURES: Final = 128
 
 
 class TagStructure(RequestModel):
-    """One entry of `structures`: JSON between two texts."""
+    """One entry of `structures`: JSON between a begin text and an end text."""
 
     begin: Annotated[str, Field(min_length=1)]
     schema_: JsonObject = Field(alias="schema")
@@ -86,16 +88,17 @@ class TagStructure(RequestModel):
 
 
 class StructuralTag(RequestModel):
-    """SGLang's `structural_tag`: free text, in which a trigger begins one of the structures."""
+    """SGLang's `structural_tag`: free text in which the trigger, once written, begins one of the
+    structures."""
 
     type: Literal["structural_tag"] | None = None
     structures: Annotated[list[TagStructure], Field(min_length=1, max_length=MAX_STRUCTURES)]
     triggers: Annotated[
         list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1)
     ]
-    """Several would leave open which of them a text has begun."""
+    """Exactly one: with several it could be unclear which of them a text begins."""
     format: None = None
-    """xgrammar's newer form of a tag."""
+    """Refused unless null: belongs to xgrammar's newer form of a tag."""
 
 
 class ResponseFormat(RequestModel):
@@ -104,9 +107,9 @@ class ResponseFormat(RequestModel):
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
     schema_: JsonObject | None = Field(default=None, alias="schema")
-    """llama.cpp's place for the schema, with "json_object" or "json_schema"."""
+    """The schema in llama.cpp's API, with type "json_object" or "json_schema"."""
     structures: Any = None
-    """Structures with "structural_tag", as in `StructuralTag`."""
+    """Used with type "structural_tag", like the next two fields; see `StructuralTag`."""
     triggers: Any = None
     format: Any = None
 
@@ -132,12 +135,12 @@ class StructuredFields(RequestModel):
     guided_choice: Choices | None = None
     guided_grammar: GrammarText | None = None
     regex: GrammarText | None = None
-    """SGLang's, as are the next three."""
+    """SGLang's names, down to `structural_tag`."""
     ebnf: GrammarText | None = None
     json_schema: SchemaOrText | None = None
     structural_tag: TagOrText | None = None
     grammar: GrammarText | None = None
-    """llama.cpp's."""
+    """llama.cpp's name."""
 
 
 _FORMS: Final = {
@@ -149,7 +152,7 @@ _FORMS: Final = {
     "regex": "regex", "ebnf": "ebnf", "json_schema": "json", "structural_tag": "tag",
     "grammar": "ebnf",
 }  # fmt: skip
-"""Kind of grammar in the value of each field."""
+"""Which kind of grammar the value of each field is."""
 
 
 class StructuredOutputSpec(NamedTuple):
@@ -159,22 +162,23 @@ class StructuredOutputSpec(NamedTuple):
     kind: GrammarKind
     text: str
     characters: int | None = None
-    """Length of what the client sent, if `text` is only longer through our encoding."""
+    """Length of the client's text, if `text` is longer only because of our encoding."""
     settles_format: bool = False
-    """Whether the request's other constraint is settled: part of the grammar of tools, or about
-    text that the answer cannot have."""
+    """Whether this constraint of the tools also covers the one by the answer's format: includes it,
+    or leaves no text for it to apply to."""
     open: bool = False
     """Whether objects may have properties that the schema does not name."""
     left_out: tuple[str, ...] = ()
-    """Constraints of a best-effort schema that the answer is not held to."""
+    """Constraints of a best-effort schema that are not enforced."""
 
 
 class AnswerGrammar(NamedTuple):
-    """The constraint on an answer."""
+    """The grammar of an answer, with what it does not enforce."""
 
     grammar: Grammar
     left_out: tuple[str, ...]
-    """Constraints of the request that the grammar does not enforce, for a header."""
+    """Constraints of the request that the grammar does not enforce; a response header names
+    them."""
 
 
 def grammar_of(
@@ -186,12 +190,13 @@ def grammar_of(
     ends_late: bool = False,
     strict: bool = False,
 ) -> AnswerGrammar | None:
-    """The grammar for the engine; None when any text will do. `tools`: the constraint of its tools;
-    `strict`: no schema is best effort.
+    """The grammar for the engine; None: the answer may be any text. `tools`: the constraint by the
+    request's tools. `strict`: every schema is enforced completely or refused.
 
     Raises:
-        InvalidRequestError: two fields ask for one, it is too large or cannot be used.
-        UnsupportedFieldError: no token ends answers.
+        InvalidRequestError: two fields constrain the answer, or a constraint is too large or cannot
+            be used.
+        UnsupportedFieldError: the model names no token that ends answers.
         GrammarUnavailableError: the grammar library failed with it.
     """
     forms = [] if tools and tools.settles_format else format_specs(request, strict=strict)
@@ -213,7 +218,8 @@ def grammar_of(
 
 
 def format_specs(request: StructuredFields, *, strict: bool = False) -> list[StructuredOutputSpec]:
-    """The constraints of the request, without tools; more than one is refused later.
+    """The constraints of the request's fields, not counting its tools; `grammar_of` refuses more
+    than one.
 
     Raises:
         InvalidRequestError: it is not implemented.

@@ -1,4 +1,4 @@
-"""The deltas of one choice, from the engine process to the reader of its answer."""
+"""The stream of one choice's deltas from the engine process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sluice_runtime.server.failures import REFUSALS, GenerationFailedError
 from sluice_runtime.wire.messages import Credit, ToEngine, TokenDelta
 
 CREDIT_TOKENS: Final = 1024
-"""Tokens of one request that may be sent before the reader has taken earlier ones."""
+"""Tokens of one choice that the engine process may send before the reader has taken them."""
 
 
 class TokenStream:
@@ -28,7 +28,7 @@ class TokenStream:
     ) -> None:
         self.request_id = request_id
         self.router_id = router_id
-        """The `x-request-id` of its request, which clients have no part in behind a router."""
+        """The request's `x-request-id` if the router has set it, so that no client chose it."""
         self.names = names
         """Names by which a client may abort the request."""
         self._grammar_field = grammar_field
@@ -48,12 +48,12 @@ class TokenStream:
             GenerationFailedError: the engine ended this request with an error.
             InvalidRequestError: its grammar cannot be used.
             OverloadedError: the engine's queue is full.
-            RequestOutOfMemoryError: a step that computed it found no memory.
+            RequestOutOfMemoryError: a step with this request ran out of memory.
             PrefillFailedError: the engine that computes its prompt failed.
-            PrefillUnavailableError: that engine never took it.
-            HandedBackError: another engine has room for it.
-            EngineDiedError: the engine has gone.
-            UnavailableError: it drains, or this server hurries to its end.
+            PrefillUnavailableError: that engine did not accept the request.
+            HandedBackError: this engine gives the request back, so that another one can serve it.
+            EngineDiedError: the engine process has ended.
+            UnavailableError: the engine drains, or this server has been told to end at once.
         """
         while not self._deltas:
             self._arrived.clear()
@@ -72,7 +72,7 @@ class TokenStream:
         return delta
 
     def put(self, delta: TokenDelta | SluiceRuntimeError) -> None:
-        """Called by the engine client: one more delta, or the failure that ends the stream."""
+        """Adds a delta, or the failure that ends the stream; the engine client calls this."""
         self.begun = True
         self._deltas.append(delta)
         self._arrived.set()

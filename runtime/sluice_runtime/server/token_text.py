@@ -1,7 +1,7 @@
 """The text of single tokens and their logprobs.
 
-A token may be part of a character: its bytes joined with its neighbours' are the text. A scored
-prompt has up to a million values; they are hidden from the garbage collector, whose passes
+A token may be part of a character, which only its bytes and its neighbours' together spell. A
+scored prompt has up to a million values; they are hidden from the garbage collector, whose runs
 would otherwise block every stream.
 """
 
@@ -18,14 +18,15 @@ class TokenText(msgspec.Struct, frozen=True, gc=False):
 
     token_id: int
     text: str
-    """A special token's name; U+FFFD in place of bytes that are no character."""
+    """The token's text, with U+FFFD in place of bytes that are not a character; for a special token
+    its name."""
     utf8: bytes | None
-    """None for special tokens: they are no text."""
+    """The text's bytes; None for a special token, which has no text."""
 
     @property
     def key(self) -> str:
-        """`text`, or its bytes in hexadecimal if they are no valid text, so that different tokens
-        have different keys, as in the completions API."""
+        """The token's name in the completions API: `text`, or its bytes in hexadecimal if they are
+        not valid text. So tokens with different bytes have different keys."""
         if self.utf8 is None or self.text.encode() == self.utf8:
             return self.text
         return "bytes:" + "".join(f"\\x{value:02x}" for value in self.utf8)
@@ -36,15 +37,15 @@ class ScoredToken(msgspec.Struct, frozen=True, gc=False):
 
     token: TokenText
     offset: int
-    """Characters of the text before it."""
+    """Number of characters of text before the token."""
     logprob: float | None
-    """None for the first token of a prompt, which is not predicted."""
+    """None for the first token of a prompt, for which no model gives a probability."""
     rank: int | None
     top: tuple[tuple[TokenText, float], ...]
 
 
 class TokenTexts:
-    """The tokens of one vocabulary; caches those that were used."""
+    """The tokens of a vocabulary, read when first used and then cached."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -57,7 +58,7 @@ class TokenTexts:
         return known
 
     def scored(self, token_id: int, offset: int, score: TokenLogprob | None) -> ScoredToken:
-        """A token with its logprobs; None: it is not predicted."""
+        """A token with its logprobs. `score`: None for the first token of a prompt."""
         token = self.text_of(token_id)
         if score is None:
             return ScoredToken(token, offset, None, None, ())

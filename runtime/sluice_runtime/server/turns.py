@@ -1,7 +1,7 @@
-"""Conversations in other turns, for chat templates that take less than the API accepts.
+"""Rearranges conversations for chat templates that do not take everything the API accepts.
 
-Turns are messages as chat templates read them. Nothing is left out: a text may stand in another
-turn, and a call or its result may become text.
+Turns are messages as chat templates read them. Nothing is lost: a text may move to another turn,
+and a call or its result may become text.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _SHORT_ID: Final = 9
 
 
 def joined_turns(turns: Iterable[Turn], between_answers: str = GAP) -> list[Turn]:
-    """Turns of one role in a row as one turn, and one system turn, the first.
+    """Joins consecutive turns of one role, and puts the system turns at the start into one.
 
-    A system turn behind others becomes part of the turn before it, so that a conversation that goes
-    on begins as before. Nothing comes between a call and its result. `between_answers`: what
-    separates the assistant's texts."""
+    A later system turn becomes part of the turn before it, so that the prompt of a longer
+    conversation still begins with the prompt of the shorter one. Nothing is put between a call and
+    its result. `between_answers`: separates the assistant's texts."""
     rest = list(turns)
     leading: list[Turn] = []
     while rest and rest[0]["role"] in _SYSTEM:
@@ -39,7 +39,7 @@ def joined_turns(turns: Iterable[Turn], between_answers: str = GAP) -> list[Turn
         if turn["role"] in _SYSTEM:
             waiting.append(turn["content"])
             if joined and joined[-1].get("tool_calls"):
-                continue  # until the results are there
+                continue  # added after the calls' results
         elif turn["role"] == "assistant":
             _add_text(joined, waiting)
         if turn["role"] not in _SYSTEM:
@@ -51,7 +51,7 @@ def joined_turns(turns: Iterable[Turn], between_answers: str = GAP) -> list[Turn
 
 
 def _add_text(turns: list[Turn], waiting: list[str]) -> None:
-    """Adds texts to the turn of a user or a tool at the end, else as a user's turn."""
+    """Adds texts to the last turn if it is a user's or a tool's, else as a new user's turn."""
     text = _texts(waiting)
     waiting.clear()
     if text and turns and turns[-1]["role"] == "tool":
@@ -78,7 +78,7 @@ def _texts(texts: Iterable[str], gap: str = GAP) -> str:
 
 
 def _opened(turns: Sequence[Turn]) -> list[Turn]:
-    """The user's turn first: an empty one, where the conversation begins with another."""
+    """Puts an empty user's turn first if the conversation begins with another role."""
     joined = joined_turns(turns)
     start = 1 if joined and joined[0]["role"] in _SYSTEM else 0
     if start < len(joined) and joined[start]["role"] != "user":
@@ -87,7 +87,7 @@ def _opened(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def _with_short_ids(turns: Sequence[Turn]) -> list[Turn]:
-    """Ids of calls as Mistral's templates demand them: nine letters and digits."""
+    """Replaces calls' ids by ones that Mistral's templates accept: nine letters and digits."""
 
     def short(call_id: str) -> str:
         fits = len(call_id) == _SHORT_ID and call_id.isascii() and call_id.isalnum()
@@ -105,7 +105,7 @@ def _with_short_ids(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def _with_divided_calls(turns: Sequence[Turn]) -> list[Turn]:
-    """One call a turn, each with its results behind it."""
+    """Splits turns with several calls into one turn for each call, followed by its results."""
     divided: list[Turn] = []
     at = 0
     while at < len(turns):
@@ -128,7 +128,7 @@ def _one_call_a_turn(turn: Turn, results: Sequence[Turn]) -> Iterator[Turn]:
         yield {**turn, "tool_calls": [call]}
         to_come[call["id"]] -= 1
         own = by_id.get(call["id"], [])
-        taken = 1 if to_come[call["id"]] else len(own)  # calls of one id have a result each
+        taken = 1 if to_come[call["id"]] else len(own)  # calls with equal ids have one each
         yield from own[:taken]
         del own[:taken]
         turn = {"role": "assistant", "content": ""}
@@ -151,7 +151,7 @@ def _with_text_before_calls(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def _with_text_in_results(turns: Sequence[Turn]) -> list[Turn]:
-    """A user's text right behind a call's result becomes part of the result."""
+    """Moves a user's text that directly follows a call's result into the result."""
     joined: list[Turn] = []
     for turn in turns:
         if turn["role"] == "user" and joined and joined[-1]["role"] == "tool":
@@ -162,7 +162,8 @@ def _with_text_in_results(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def _with_tools_as_text(turns: Sequence[Turn]) -> list[Turn]:
-    """Calls as the assistant's text and results as the user's, in Hermes' form."""
+    """Turns calls into text of the assistant and results into text of the user, in Hermes'
+    format."""
     spoken: list[Turn] = []
     for turn in turns:
         if turn["role"] == "tool":
@@ -183,7 +184,7 @@ def _call_text(call: Mapping[str, Any]) -> str:
 
 
 def _without_system(turns: Sequence[Turn]) -> list[Turn]:
-    """The system turn as the beginning of the user's first turn."""
+    """Moves the system turn's text to the beginning of the user's first turn."""
     if not turns or turns[0]["role"] not in _SYSTEM:
         return list(turns)
     return joined_turns([{**turns[0], "role": "user"}, *turns[1:]])
@@ -215,11 +216,12 @@ _MENDS: Final = (
     (_JOINED, _TEXT),
     (_JOINED, _TEXT, _NO_SYSTEM),
 )
-"""Steps that are taken together, from what changes least to what changes most."""
+"""Combinations of steps to try, from the one that changes least to the one that changes most."""
 
 
 def mended(turns: Sequence[Turn]) -> Iterable[tuple[list[Turn], list[str]]]:
-    """The conversation in changed turns, each variant once, with the names of what was changed."""
+    """The variants of a conversation to try, each once, with the names of the steps that changed
+    it."""
     known = [list(turns)]
     for steps in _MENDS:
         changed, names = list(turns), list[str]()

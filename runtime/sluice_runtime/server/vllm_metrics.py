@@ -1,8 +1,8 @@
-"""The metrics of an engine under vLLM's names, for dashboards, scalers and gateways that read those
-(`server.metricsCompatibility: vLLM`).
+"""The metrics of an engine under vLLM's names, for dashboards, autoscalers and gateways that read
+vLLM's metrics (`server.metricsCompatibility: vLLM`).
 
-Most are our own families under another name, made when they are scraped. Four are observed here:
-vLLM times the phases of a request. Names, labels and meanings: vllm/v1/metrics/loggers.py of vLLM
+Most are our own families renamed at each scrape. Four, the durations of a request's phases, are not
+among our own and are observed here. Names, labels and meanings: vllm/v1/metrics/loggers.py of vLLM
 0.33.
 """
 
@@ -33,10 +33,10 @@ NAMES: Final = (
     ("sluice_request_seconds", "vllm:e2e_request_latency_seconds"),
     ("sluice_prompt_length_tokens", "vllm:request_prompt_tokens"),
     ("sluice_output_length_tokens", "vllm:request_generation_tokens"),
-    # Of each choice, where vLLM has the longest of a request.
+    # Ours counts each choice; vLLM's counts the longest choice of a request.
     ("sluice_output_length_tokens", "vllm:request_max_num_generation_tokens"),
 )
-"""Our families and their names; those of counters are without `_total`."""
+"""Our families and their names in vLLM; counters without `_total`."""
 PHASES: Final = (
     ("vllm:request_prefill_time_seconds", "First step to first token."),
     ("vllm:request_decode_time_seconds", "First token to last token."),
@@ -44,9 +44,10 @@ PHASES: Final = (
     ("vllm:request_time_per_output_token_seconds", "Mean time of a token after the first."),
 )
 OUTCOMES: Final = {"tool_calls": "stop", "refused": None, "handed_back": None}
-"""vLLM's names of our outcomes, where they differ; None: such requests are not counted."""
+"""vLLM's names for our outcomes, if they differ; None: vLLM's metric does not count requests with
+this outcome."""
 ENGINE: Final = "0"
-"""The label `engine`: vLLM numbers its engines in one server."""
+"""Value of the label `engine`, by which vLLM numbers the engines in one server."""
 
 
 class VllmMetrics:
@@ -55,7 +56,7 @@ class VllmMetrics:
     def __init__(
         self, families: Mapping[str, MetricWrapperBase], registry: CollectorRegistry
     ) -> None:
-        """`families`: our own, by name."""
+        """`families`: our own metrics, by name."""
         self._families = families
         self._phases = [
             Histogram(name, text, registry=None, buckets=LATENCY_SECONDS) for name, text in PHASES
@@ -64,25 +65,26 @@ class VllmMetrics:
         registry.register(self)
 
     def identify(self, model: str) -> None:
-        """The label `model_name`."""
+        """Sets the label `model_name`."""
         self._model = model
 
     def ended(
         self, queue_seconds: float, first_seconds: float, last_seconds: float, token_seconds: float
     ) -> None:
-        """An answer ended. Its first step, its first and its last token came so long after its
-        arrival; `token_seconds`: the mean time of a token after the first."""
+        """Observes the phases of an answer that ended. Times from its request's arrival to its
+        first step, its first token and its last token; `token_seconds`: the mean time of a token
+        after the first."""
         prefill, decode = first_seconds - queue_seconds, last_seconds - first_seconds
         phases = (prefill, decode, prefill + decode, token_seconds)
         for histogram, seconds in zip(self._phases, phases, strict=True):
             histogram.observe(max(0.0, seconds))
 
     def describe(self) -> Iterator[Metric]:
-        """None: names are not checked against each other at the start."""
+        """No families, so that the registry does not check the names when this is registered."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """All families, at a scrape."""
+        """All families with their current values."""
         for family in self._families.values():
             for metric in family.collect():
                 for ours, theirs in NAMES:

@@ -1,1 +1,1 @@
-"""What API process and engine process say to each other."""
+"""The messages between the API process and the engine process, and their sockets."""

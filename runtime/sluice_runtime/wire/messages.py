@@ -1,8 +1,8 @@
 """The messages between API process and engine process.
 
-msgspec structs, encoded as msgpack with a tag per type; plain values only. Knows no socket (see
-`transport.py`) and no torch. A struct here is a contract: fields are added with defaults and
-`PROTOCOL_VERSION` goes up, none is reinterpreted.
+msgspec structs, encoded as msgpack with a tag for each type; plain values only. Knows no socket
+(see `transport.py`) and no torch. The structs are a contract: a new field has a default and raises
+`PROTOCOL_VERSION`, and no field changes its meaning.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Refusal = Literal[
     "handed_back",
 ]
 """Why the engine refused or ended a request. `invalid`: the grammar is at fault. `uncompiled`,
-`out_of_memory`: the request may be at fault. The others: it is not, so another engine may run
-it. `prefill_failed`: the engine that computes its prompt failed, or the pages did not arrive.
-`prefill_unavailable`: that engine never took it. `handed_back`: it had not begun, and another
+`out_of_memory`: the request may be at fault. With all others it is not, so another engine may run
+it. `prefill_failed`: the prefill engine failed, or its pages did not arrive. `prefill_unavailable`:
+the prefill engine never took the request. `handed_back`: the request had not begun, and another
 engine has room."""
 GrammarKind = Literal["json_schema", "regex", "ebnf", "lark"]
 """`json_schema`: as `grammar/json_schema.py` writes it. `lark`: the grammar library's own language,
@@ -57,9 +57,9 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: list[tuple[int, float]] = []
-    """Token id, and what is added to its logit."""
+    """Pairs of a token id and the number to add to its logit."""
     min_tokens: int = 0
-    """No stop token is sampled before the answer has so many tokens."""
+    """Tokens that the answer must have before a stop token is sampled."""
 
     @property
     def penalises(self) -> bool:
@@ -73,23 +73,25 @@ class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kind: GrammarKind
     text: str
     end_token_ids: list[int]
-    """The tokens that may end the answer, once it is complete; one at least."""
+    """Tokens that may end the answer once the grammar is complete; at least one."""
     field: str
     """The field of the HTTP request that set the grammar; named in refusals."""
     min_tokens: int = 0
-    """No stop token is sampled before so many tokens, unless the grammar allows nothing else."""
+    """Tokens that the answer must have before a stop token is sampled, unless the grammar allows
+    nothing else."""
     ends_late: bool = False
-    """Whether the answer ends only where the grammar allows nothing else."""
+    """Whether the answer ends only when the grammar allows no further token."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Log-probability of one token, before bias, penalties, grammar and temperature. Never in a
-    reference cycle, so not tracked by the garbage collector: a long prompt has very many."""
+    """Log-probability of one token, before bias, penalties, grammar and temperature. The garbage
+    collector does not track these structs: they are never in a reference cycle, and a long prompt
+    has very many."""
 
     token_id: int
     logprob: float
     rank: int
-    """1: the most probable token."""
+    """Rank by probability; 1: the most probable token."""
     top: list[tuple[int, float]]
     """The most probable tokens, best first, with their logprobs; as many as requested."""
 
@@ -104,7 +106,7 @@ class PrefillEngine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ApiReady(Message, frozen=True):
-    """API → engine: before any other message."""
+    """API → engine: the first message."""
 
     protocol_version: int
 
@@ -113,15 +115,15 @@ class Generate(Message, frozen=True):
     """API → engine: run this prompt. Exactly one terminal `TokenDelta` answers it."""
 
     request_id: str
-    """Made by the API process for each choice, never taken from a client: unique."""
+    """Unique id that the API process makes for each choice; never a client's."""
     prompt_ids: list[int]
     max_tokens: int
-    """Already limited to what the context and the pool hold."""
+    """Most tokens of the answer, already limited to what the context and the pool hold."""
     sampling: Sampling
     stop_token_ids: list[int] = []
     """EOS ids and the client's; empty with `ignore_eos`. The stop token itself is delivered."""
     ignore_eos: bool = False
-    """EOS does not end the answer, so admission reserves all of `max_tokens`."""
+    """Whether EOS does not end the answer; admission then reserves all of `max_tokens`."""
     arrival_seconds: float = 0.0
     """`time.monotonic()` at which the API process read the request; one clock on one host."""
     credit_tokens: int = 4096
@@ -139,20 +141,20 @@ class Generate(Message, frozen=True):
     """Cached prefixes are shared only with requests of the same salt."""
     grammar: Grammar | None = None
     prefill: PrefillEngine | None = None
-    """In a decode engine, of every request of a client: who computes its prompt."""
+    """Engine that computes the prompt; set in every client's request to a decode engine."""
     generated_ids: list[int] = []
-    """What another engine generated of the answer. It goes on as one that was retracted:
-    `max_tokens`, penalties and `min_tokens` count these, and neither they nor the prompt's logprobs
-    are delivered."""
+    """Tokens of the answer that another engine generated. The request continues like a retracted
+    one: `max_tokens`, `min_tokens` and penalties count these tokens, but neither they nor the
+    prompt's logprobs are delivered."""
 
     adapter: str = ""
-    """Key of the adapter that the tokens are generated with; empty: of none."""
+    """Key of the adapter that the tokens are generated with; empty: no adapter."""
 
     traceparent: str = ""
-    """W3C's, of the client's request; the same in every engine that has part in it."""
+    """W3C trace context of the client's request; equal in all engines that work on it."""
 
     tenant: str = ""
-    """Whose request it is, as the router has signed; empty: there are no tenants."""
+    """Tenant of the request, which the router has signed; empty: there are no tenants."""
 
     moved: int = 0
     """Number of times that engines have handed the request back."""
@@ -163,13 +165,13 @@ class Generate(Message, frozen=True):
 
     @property
     def label(self) -> str:
-        """For logs: its id, and its trace's if it has one."""
+        """Text for logs: the request's id, with the trace's id if there is one."""
         trace = trace_id(self.traceparent)
         return f"{self.request_id} trace={trace}" if trace else self.request_id
 
     @property
     def token_ids(self) -> list[int]:
-        """All that is prefilled."""
+        """All tokens to prefill: the prompt and the tokens of another engine."""
         return self.prompt_ids + self.generated_ids if self.generated_ids else self.prompt_ids
 
 
@@ -180,14 +182,15 @@ class Abort(Message, frozen=True):
 
 
 class Credit(Message, frozen=True):
-    """API → engine: the client has read `tokens` more of this request."""
+    """API → engine: the client has read `tokens` more tokens of this request."""
 
     request_id: str
     tokens: int
 
 
 class FlushCache(Message, frozen=True):
-    """API → engine: requests that start after this reuse nothing computed before it."""
+    """API → engine: forget the prefix cache; requests that start later reuse nothing computed so
+    far."""
 
 
 class Drain(Message, frozen=True):
@@ -195,34 +198,34 @@ class Drain(Message, frozen=True):
 
 
 class TakeRole(Message, frozen=True):
-    """API → engine: finish what runs as a prefill or decode engine, then be the other one. Answered
-    with `RoleTaken`."""
+    """API → engine: finish the work of the present role, prefill or decode, then take the other
+    one. The engine replies `RoleTaken`."""
 
     role: Role
     lame_duck_seconds: float
-    """How long new work is still taken: until routers know."""
+    """Time for which new work is still accepted, so that routers learn of the change."""
     drain_seconds: float
-    """After so long the prompts of other engines are given up; requests are the API process's to
-    abort."""
+    """Time after which the engine gives up prompts that it computes for other engines. It does not
+    give up clients' requests; the API process aborts them."""
 
 
 class HandBack(Message, frozen=True):
-    """API → engine: end requests that have not begun, as another engine has room for them. Answered
-    with `HandedBack`."""
+    """API → engine: end requests that have not begun, because another engine has room for them. The
+    engine replies `HandedBack`."""
 
     number: int
-    """Number of the call: `HandedBack` has it, too."""
+    """Number of the call, repeated in `HandedBack`."""
     waits_for: Role
-    """Role of the engine whose place they wait for: of this engine, or of a prefill engine."""
+    """Role of the engine for which the requests wait: this engine's role, or prefill."""
     requests: list[list[str]]
-    """Ids of each request's choices, in the order in which the requests are to leave."""
+    """Ids of each request's choices, in the order in which requests should leave."""
     most: int
-    """Requests that may leave."""
+    """Number of requests that may leave."""
 
 
 class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Tokens of one request from one step. Array-like and not tracked by the garbage collector,
-    since there is one per row and step; never in a reference cycle."""
+    """Tokens of one request from one step. There is one for each row and step, so it is encoded as
+    an array, and the garbage collector does not track it; it is never in a reference cycle."""
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -235,15 +238,16 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     refusal: Refusal | None = None
     """Why the request was refused or ended, with `finish_reason` error."""
     logprobs: tuple[TokenLogprob, ...] = ()
-    """One for each of `token_ids`, if the request asked."""
+    """One for each of `token_ids`, if the request asked for logprobs."""
     prompt_logprobs: list[TokenLogprob] | None = None
-    """One for each token of the prompt but the first; on one delta of the request, if it asked."""
+    """One for each token of the prompt except the first; on one delta of the request, if it asked
+    for them."""
     queue_seconds: float | None = None
     """Time from arrival to the first step; on the delta with a request's first token only."""
 
 
 class HandoverLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the hand-over has done since the engine took its role."""
+    """Counts of the hand-over since the engine took its role."""
 
     recomputed: int = 0
     """Retracted requests that a decode engine prefilled itself."""
@@ -253,45 +257,48 @@ class HandoverLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     failures: dict[str, int] = {}
     """Rooms that failed, by reason."""
     draining: bool = False
-    """Whether no more rooms are opened: a prefill engine may stop once it has none."""
+    """Whether new rooms are refused; a draining prefill engine may stop once it has no rooms."""
 
 
 class HostCacheLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The host cache of an engine that has one, since the start but for what it holds."""
+    """Figures of an engine's host cache, counted since the start, except `used_bytes`."""
 
     hit_tokens: dict[str, int]
-    """Prompt tokens that came back, by tier: memory, disk."""
+    """Prompt tokens that were loaded back, by tier: memory, disk."""
     copied_bytes: dict[str, int]
-    """By kind: saved (out of the device), loaded (back), spilled (from memory to disk)."""
+    """Bytes copied, by kind: saved (from the device), loaded (back to it), spilled (from memory to
+    disk)."""
     copy_seconds: dict[str, float]
-    """What these copies took."""
+    """Seconds that the copies of each kind took."""
     bad_pages: int
-    """That could not be written, or were not as they had been written."""
+    """Pages that could not be written, or whose content had changed when they were read."""
     used_bytes: dict[str, int]
-    """Now, by tier."""
+    """Bytes in use now, by tier."""
 
 
 class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An engine's figures, and what only its /metrics show."""
+    """An engine's figures of the load report, and others that only its /metrics show."""
 
     time_seconds: float
     """Unix time."""
     figures: EngineFigures
     new_token_ratio: float
     retractions: int
-    """Since the start of the process; so are the next two."""
+    """Requests retracted since the start of the process."""
     chunk_cuts: int
+    """Prompts cut into chunks since the start of the process."""
     steps: dict[str, int]
-    """By forward mode."""
+    """Steps since the start of the process, by forward mode."""
     evicted_pages: int = 0
-    """Since the start of the process: cached pages that were evicted for other requests."""
+    """Cached pages evicted for other requests since the start of the process."""
     grammar_requests: int = 0
     """Queued requests whose grammar is being compiled."""
     grammar_compilations: dict[str, int] = {}
-    """Since the start, by outcome; so are the next two."""
+    """Grammars compiled since the start, by outcome."""
     grammar_compile_seconds: float = 0.0
+    """Seconds spent on compiling grammars since the start."""
     grammars_given_up: dict[str, int] = {}
-    """By reason."""
+    """Requests whose grammar was given up since the start, by reason."""
     chunk_budget_tokens: int = 0
     """Chunk budget of the last step that could compute prompt tokens; 0 without a limit."""
     chunk_budgets: dict[str, int] = {}
@@ -301,14 +308,14 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     handover: HandoverLoad | None = None
     """Counts of prefill and decode engines; None in role mixed."""
     drafted_tokens: int = 0
-    """Since the start: drafts that were verified; and those of them that answers kept."""
+    """Drafts verified since the start; `accepted_tokens` are those that answers kept."""
     accepted_tokens: int = 0
     beta: float = 0.0
     """Share of max_tokens that the next requests are expected to use."""
     average_usage: float | None = None
-    """Mean share of max_tokens that the last answers used; None before there were any."""
+    """Mean share of max_tokens that recent answers used; None before the first answer."""
     saved_share: float = 0.0
-    """Memory that admission does not reserve, of what all of max_tokens would take."""
+    """Fraction of the memory for all of max_tokens that admission does not reserve."""
     host_cache: HostCacheLoad | None = None
 
 
@@ -330,17 +337,17 @@ class StepResult(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """Engine → API, while idle."""
+    """Engine → API: the engine is alive; sent while it is idle."""
 
     load: Load
 
 
 class Loading(Message, frozen=True):
-    """Engine → API, now and then while weights are read."""
+    """Engine → API: progress, sent now and then while weights are read."""
 
     read_bytes: int
     total_bytes: int
-    """Size of all files; a rank of several reads less."""
+    """Size of all files; one of several ranks reads less."""
 
 
 class LoadedAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -348,21 +355,22 @@ class LoadedAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     key: str
-    """Its name and a digest of its files: equal in engines whose answers with it are equal."""
+    """Name with a digest of the files; equal in engines whose answers with this adapter are
+    equal."""
 
 
 class Adapters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What there is of adapters."""
+    """The engine's adapters, loaded and failed."""
 
     loaded: list[LoadedAdapter] = []
     failed: dict[str, str] = {}
-    """Why others are not loaded, by name."""
+    """Why other adapters could not be loaded, by name."""
     file: str = ""
-    """`adapters_digest` of the followed file that this comes of; empty: of none."""
+    """`adapters_digest` of the followed file; empty without a file."""
 
 
 class AdaptersChanged(Message, frozen=True):
-    """Engine → API: requests may name other adapters from now on, or others have failed."""
+    """Engine → API: the adapters that requests may name, or those that failed, have changed."""
 
     adapters: Adapters
 
@@ -380,26 +388,26 @@ class EngineReady(Message, frozen=True):
     vocabulary_size: int
     kv_dtype: str
     weights: str = ""
-    """Tells the model's weights apart from others under the same name."""
+    """Digest that distinguishes the model's weights from others under the same name."""
     bootstrap_port: int = 0
     """Port of a prefill engine to which decode engines connect."""
     pid: int = 0
-    """Process id of the engine; 0 where it is a thread."""
+    """Process id of the engine; 0 if the engine is a thread."""
     adapters: Adapters = Adapters()
 
 
 class RoleTaken(Message, frozen=True):
-    """Engine → API: it has this role from now on."""
+    """Engine → API: the engine has this role from now on."""
 
     role: Role
     epoch: str
-    """Another one: nobody takes it for the engine that it was."""
+    """New epoch, so that nobody mistakes the engine for what it was before."""
     bootstrap_port: int
     """As in `EngineReady`."""
 
 
 class HandedBack(Message, frozen=True):
-    """Engine → API: it has ended so many of the requests of a `HandBack`."""
+    """Engine → API: how many requests of a `HandBack` were ended."""
 
     number: int
     requests: int

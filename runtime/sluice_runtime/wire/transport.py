@@ -1,7 +1,7 @@
 """Carries `messages` between API process and engine process: msgpack over one ZMQ pair.
 
-`ApiLink` binds, `EngineLink` connects; the socket file lies in a folder only this user can enter.
-Sending never blocks: the queues are unbounded, and credit bounds what is in them. Knows neither
+`ApiLink` binds, `EngineLink` connects; the socket file is in a folder that only this user can
+enter. Sending never blocks: the queues have no limit, but credit limits what is sent. Knows neither
 what a message means nor which process restarts the other.
 """
 
@@ -38,7 +38,7 @@ _RECONNECT_MILLISECONDS: Final = 20
 """How often the engine tries to connect: the API process may bind later."""
 
 _LONG_FRAME_BYTES: Final = 256 * 1024
-"""Logprobs of a long prompt take megabytes."""
+"""Size from which a frame counts as long: logprobs of a long prompt take megabytes."""
 
 MessageT = TypeVar("MessageT")
 
@@ -49,7 +49,7 @@ class TransportError(SluiceRuntimeError):
 
 @contextmanager
 def private_endpoint() -> Iterator[str]:
-    """A ZMQ endpoint in a folder of its own (mode 0700), which is removed afterwards."""
+    """A ZMQ endpoint in a new folder (mode 0700), which is removed afterwards."""
     runtime_folder = os.environ.get("XDG_RUNTIME_DIR", "")
     parent = runtime_folder if os.access(runtime_folder, os.W_OK) else None
     folder = Path(tempfile.mkdtemp(prefix="sluice-", dir=parent))
@@ -63,7 +63,7 @@ class EngineLink:
     """The engine's end. Not thread-safe: it belongs to one thread at a time."""
 
     def __init__(self, endpoint: str, wakeup: Wakeup | None = None) -> None:
-        """`wakeup` also ends a wait in `poll`."""
+        """`wakeup`: also ends the wait in `poll` when it is set."""
         self._context = zmq.Context(io_threads=1)
         self._socket = self._context.socket(zmq.PAIR)
         _unbound_queues(self._socket)
@@ -80,8 +80,8 @@ class EngineLink:
         """Whether the API process has sent its protocol version."""
 
     def poll(self, timeout_seconds: float) -> list[ToEngine]:
-        """Every message that has arrived, after waiting at most `timeout_seconds` for the first or
-        for the wakeup.
+        """All messages that have arrived. Waits at most `timeout_seconds` for the first one; the
+        wakeup ends the wait.
 
         Raises:
             TransportError: a message cannot be decoded, or is of another protocol version.
@@ -161,7 +161,7 @@ class ApiLink:
             self._queue(message)
 
     def _queue(self, message: ToEngine) -> bool:
-        """Whether an engine is connected."""
+        """Queues a message; returns whether an engine is connected."""
         sent = asyncio.ensure_future(self._socket.send(self._encoder.encode(message), zmq.NOBLOCK))
         try:
             sent.result()
@@ -170,7 +170,7 @@ class ApiLink:
         return True
 
     def close(self) -> None:
-        """Closes at once; the engine needs none of the messages still queued."""
+        """Closes at once and drops queued messages, which the engine no longer needs."""
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._context.destroy(linger=0)
@@ -214,8 +214,8 @@ def _decode(decoder: msgspec.msgpack.Decoder[MessageT], frame: bytes, sender: st
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Decoding a long message makes no garbage, and collecting meanwhile triples the time. No other
-    thread is affected: the decoder holds the GIL."""
+    """Pauses the garbage collector: while a long message is decoded, it finds nothing and triples
+    the time. Other threads are not affected, because the decoder holds the GIL."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -226,7 +226,7 @@ def _no_collection() -> Iterator[None]:
 
 
 class Wakeup:
-    """A descriptor that is readable from `set` to `clear`: one more that a poller waits for."""
+    """A file descriptor for a poller that is readable from `set` until `clear`."""
 
     def __init__(self) -> None:
         self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -239,10 +239,11 @@ class Wakeup:
         os.eventfd_write(self._descriptor, 1)
 
     def clear(self) -> None:
-        """Before looking at what it was set for."""
+        """Makes the descriptor unreadable again. Call it before looking for the cause of the
+        wakeup."""
         with suppress(BlockingIOError):
             os.eventfd_read(self._descriptor)
 
     def close(self) -> None:
-        """Not beside `set`."""
+        """Closes the descriptor; must not run concurrently with `set`."""
         os.close(self._descriptor)

@@ -1,1 +1,1 @@
-"""Request traces: arrivals, lengths, and shared prefixes."""
+"""Request traces: arrival times, lengths and shared prefixes of requests."""

@@ -3,10 +3,12 @@ outside the sources.
 
 Mooncake's is a JSON object a line, with the ids of the prompt's 512-token blocks:
 `{"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [id, ...]}`. An id stands for
-a block and for all before it, so that two prompts share a prefix as far as their ids are equal.
+a block with everything before it, so two prompts share a prefix as long as their leading ids are
+equal.
 
 Azure's is CSV with a UTC time, tokens of context and tokens generated, without shared prefixes:
-`TIMESTAMP,ContextTokens,GeneratedTokens`, times with 100 ns: `2023-11-16 18:15:46.6805900`.
+`TIMESTAMP,ContextTokens,GeneratedTokens`; times have a resolution of 100 ns: `2023-11-16
+18:15:46.6805900`.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ def read_trace(path: Path) -> Trace:
     """The trace in the file at `path`, named after it.
 
     Raises:
-        UnusableFileError: there is no such file, it is not text, or holds no request.
+        UnusableFileError: the file does not exist, is not text, or holds no request.
         TraceError: a line that cannot be read.
     """
     if path.suffix not in READERS:
@@ -108,7 +110,8 @@ def _short(ids: object) -> object:
 
 
 def azure_requests(path: Path, lines: Iterable[str]) -> list[TraceRequest]:
-    """One request a row, the earliest at 0; requests that generated nothing are given one token.
+    """One request for each row, the earliest at time 0. A request that generated nothing gets one
+    token.
 
     Raises:
         TraceError: names the line, the value and what is allowed.
@@ -134,7 +137,7 @@ def _azure_request(path: Path, number: int, row: list[str]) -> TraceRequest:
 
 
 def _seconds(path: Path, number: int, text: str) -> float:
-    """The hundred nanoseconds are more than datetime holds, so the fraction is read apart."""
+    """Seconds of a timestamp. datetime cannot hold 100 ns, so the fraction is read separately."""
     whole, _, fraction = text.partition(".")
     try:
         moment = datetime.strptime(whole, "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""One request of a trace, and a trace: frozen values, with no notion of where they came from."""
+"""A trace and its requests: frozen values, independent of where they came from."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ class TraceRequest:
     prompt_tokens: int
     output_tokens: int
     block_ids: tuple[int, ...] = ()
-    """One per BLOCK_TOKENS tokens of the prompt, begun ones included; empty: shares nothing."""
+    """Ids of the prompt's blocks of BLOCK_TOKENS tokens, including a partial last block; empty: the
+    prompt shares nothing."""
     priority: int = 0
     routing_key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests in order of arrival, the first one's time being near 0."""
+    """Requests in order of arrival; the first arrives near time 0."""
 
     name: str
     requests: tuple[TraceRequest, ...]

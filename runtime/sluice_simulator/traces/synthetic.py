@@ -1,6 +1,8 @@
-"""Traces made from a seed: the workloads of the documentation's ready-made configurations, others.
+"""Makes traces from a seed: the workloads of the documentation's ready-made configurations, and
+others.
 
-Poisson arrivals, lengths from a range, prefixes from a pool. The same seed gives the same trace.
+Arrivals are a Poisson process, lengths come from a range, prefixes from a pool. A seed always gives
+one trace.
 Tenants and urgency, which no public trace has, are drawn for a trace of any origin.
 """
 
@@ -28,9 +30,9 @@ class Workload:
     prompt_tokens: tuple[int, int]
     output_tokens: tuple[int, int]
     prefixes: int = 0
-    """Shared beginnings to choose from; 0: prompts share nothing."""
+    """Number of shared prefixes to choose from; 0: prompts share nothing."""
     prefix_blocks: int = 0
-    """Length of a shared beginning, in blocks of 512 tokens."""
+    """Length of a shared prefix, in blocks of 512 tokens."""
 
 
 def synthesise(workload: Workload, seed: int) -> Trace:
@@ -58,8 +60,9 @@ def _request(workload: Workload, draw: random.Random, now: float, index: int) ->
 
 
 def tagged(trace: Trace, tenants: int, urgent_share: float, seed: int) -> Trace:
-    """Requests of `tenants` tenants, the n-th with 1/n of the first one's, as in Zipf's law; a
-    share of them urgent. Without tenants and urgency the trace is as it was."""
+    """The trace with requests of `tenants` tenants: the n-th tenant has 1/n as many as the first,
+    as in Zipf's law. `urgent_share`: fraction of requests that are urgent. Without tenants and
+    urgency the trace is unchanged."""
     draw = random.Random(seed)  # noqa: S311
     names = [f"tenant-{number}" for number in range(tenants)] or [""]
     weights = [1 / (number + 1) for number in range(len(names))]

@@ -1,7 +1,8 @@
-"""Token ids that stand for a trace's prompts: they hit the prefix cache where the trace does.
+"""Makes token ids for a trace's prompts, which hit the prefix cache where the trace's prompts
+would.
 
-The scheduler only needs to know which prompts begin alike. A block's tokens are its id, so equal
-blocks are equal tokens; a prompt without blocks has its own tokens.
+The scheduler only needs to know which prompts have common beginnings. All tokens of a block are
+made from its id, so equal blocks have equal tokens; a prompt without blocks has its own tokens.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from sluice_simulator.traces.request import BLOCK_TOKENS, TraceRequest
 END_OF_ANSWER: Final = 1
 """The token that ends an answer."""
 ANSWER_BASE: Final = 2
-"""Answers differ from all prompts, and from each other: ANSWER_BASE + request, up to 2**28."""
+"""First token id of answers: request number plus this, below 2**28, so answers differ from prompts
+and from each other."""
 PROMPT_BASE: Final = 1 << 28
-"""Prompts without blocks: PROMPT_BASE + request."""
+"""First token id of prompts without blocks: request number plus this."""
 BLOCK_BASE: Final = 1 << 29
-"""Blocks: BLOCK_BASE + id; all stay below 2**31."""
+"""First token id of blocks: block id plus this; all stay below 2**31."""
 MAX_BLOCKS: Final = (1 << 31) - BLOCK_BASE
 
 
@@ -33,10 +35,10 @@ def prompt_ids(request: TraceRequest, index: int) -> list[int]:
 
 
 def answer_id(index: int) -> int:
-    """The token that the request's answer is made of."""
+    """The one token id of which the request's answer consists."""
     return ANSWER_BASE + index
 
 
 def request_number(request_id: str) -> int:
-    """The number in its trace of a request, which a prefill engine calls by a longer name."""
+    """A request's number in its trace, from its id; in a prefill engine the id is longer."""
     return int(request_id.partition("#")[0])

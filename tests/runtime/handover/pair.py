@@ -170,8 +170,8 @@ class PrefillEnd:
     def hold(self, room: int, peer: int) -> None:
         self.wire.held.hold(room, peer)
 
-    def let_go(self, room: int) -> None:
-        self.wire.held.let_go(room)
+    def release_hold(self, room: int) -> None:
+        self.wire.held.release_hold(room)
 
 
 @dataclass

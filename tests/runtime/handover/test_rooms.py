@@ -17,11 +17,11 @@ def test_a_held_room_is_attested_once_and_to_its_peer_only() -> None:
     assert not rooms.attest(7, peer=1)
 
 
-def test_a_room_that_was_let_go_is_not_attested() -> None:
+def test_a_released_room_is_not_attested() -> None:
     rooms = HeldRooms()
     rooms.hold(7, peer=1)
-    rooms.let_go(7)
-    rooms.let_go(8)
+    rooms.release_hold(7)
+    rooms.release_hold(8)
     assert not rooms.attest(7, peer=1)
 
 
@@ -36,13 +36,13 @@ def test_what_is_held_is_attested_without_the_loop_and_the_loop_is_told() -> Non
         assert prefill.take() == [FromDecode(opened.peer, Received(1))]
 
 
-def test_what_was_let_go_is_for_the_loop_to_answer() -> None:
+def test_a_released_room_is_for_the_loop_to_answer() -> None:
     with serving() as prefill, connecting() as decode:
         decode.port.open(prefill.engine, bootstrap(1))
         [opened] = prefill.take()
         assert isinstance(opened, FromDecode)
         prefill.port.hold(1, opened.peer)
-        prefill.port.let_go(1)
+        prefill.port.release_hold(1)
         decode.port.send(Received(1))
         assert prefill.take() == [FromDecode(opened.peer, Received(1))]
         prefill.port.send(opened.peer, Attested(1))  # in order: it is the first to arrive

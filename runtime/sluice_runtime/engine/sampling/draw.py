@@ -1,19 +1,19 @@
 """The sampling of a step: each row's parameters, and its next token from its logits.
 
-A row's parameters come with the batch that adds it, and stay on the host, which works out what a
-step's rows ask for before the step runs; nothing is read back. Token counts are on the device and
-grow with each sampled token; those of a retracted request are restored when it gets a row again.
-Logits are changed in this order: bias, penalties, then temperature and restrictions. What no row
-asks for costs nothing. A row with logits that are not finite gets NO_TOKEN and does not affect
-other rows. Knows no request and no model.
+A row's parameters come with the batch that adds it, and stay on the host. Before a step runs, the
+host works out what its rows ask for; nothing is read back from the device. Token counts are on the
+device and grow with each sampled token; a retracted request's counts are restored when it gets a
+row again. Logits are changed in this order: bias, penalties, then temperature and restrictions.
+Features that no row asks for cost nothing. A row with logits that are not finite gets NO_TOKEN and
+does not affect other rows. Knows no request and no model.
 
 Random numbers are a function of (seed, position) and of nothing else: not of the batch, the step,
 the process or the machine. The host computes them for every device, so the same request gives the
 same answer.
 
-top_k, top_p and min_p are each computed as the least logit that a token must have. That is a value
-from the same row, so equal logits are kept or left out together, and the result for a row does not
-depend on other rows. top_k applies before top_p.
+top_k, top_p and min_p are each computed as the least logit that a token must have. This bound is
+one of the row's own logits, so equal logits are kept or left out together, and other rows do not
+affect a row's result. top_k applies before top_p.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class SamplingTable:
         drafts: DraftsBefore | None = None,
     ) -> Tensor:
         """Samples tokens. logits: [m, v] float32 on the device, changed in place; rows, and
-        positions of the tokens: [m] on the host → [m] tokens on the device. `drafts`: those before
+        positions of the tokens: [m] on the host → [m] tokens on the device. `drafts`: drafts before
         these tokens."""
         blocks = self._blocks(logits, rows, positions, drafts)
         tokens = _joined([block.tokens for block in blocks])
@@ -115,7 +115,7 @@ class SamplingTable:
     def propose(
         self, logits: Tensor, rows: Sequence[int], positions: Whole, drafts: DraftsBefore | None
     ) -> Tensor:
-        """Draws tokens that may not be kept, like `sample`, without counting them."""
+        """Draws tokens like `sample`, but does not count them, since they may be discarded."""
         return _joined([block.tokens for block in self._blocks(logits, rows, positions, drafts)])
 
     def _blocks(
@@ -290,8 +290,8 @@ def sample(logits: Tensor, rows: SamplingRows, backend: Backend = TORCH) -> Tens
 
 
 def sampling_rows(rows: RowParameters, vocabulary: int, device: Device) -> SamplingRows:
-    """Parameters on the device. Rows that take their most probable token need none, whatever tokens
-    they would leave out."""
+    """Parameters on the device. Rows that take their most probable token need none: restrictions do
+    not change it."""
     drawn = rows.temperature >= GREEDY_BELOW
     if not drawn.any():
         return SamplingRows(None, None)
@@ -363,7 +363,7 @@ def restrict(logits: Tensor, restrictions: Restrictions) -> None:
 
 
 def _chosen(logits: Tensor, rows: RowsOf) -> Tensor:
-    """Logits of these rows: a copy, or all of them in place."""
+    """Logits of these rows: a copy, or `logits` itself if they are all rows."""
     return logits if rows.places is None else logits.index_select(0, rows.places)
 
 
@@ -374,7 +374,9 @@ def _cut(logits: Tensor, rows: RowsOf, chosen: Tensor, least: Tensor) -> None:
 
 
 def _of_rank(logits: Tensor, ranked: Ranked) -> Tensor:
-    """Least logit of the top_k largest, or of the fewest of them that hold top_p of their mass."""
+    """The least logit that a token must have. Without top_p it is the smallest of the top_k largest
+    logits. With top_p it is the smallest of the fewest of these that together have a share top_p of
+    their mass."""
     temperature, top_p = ranked.rows.temperature, ranked.rows.bound
     counts = ranked.top_k.clamp(max=logits.shape[1])
     ordered = logits.topk(ranked.width).values

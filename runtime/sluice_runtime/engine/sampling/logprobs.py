@@ -1,9 +1,9 @@
 """Log-probabilities of sampled tokens and of prompt tokens.
 
-They are those of the model's own distribution, before bias, penalties, grammar and temperature: so
-they do not depend on how a request samples, and those of prompt and answer are comparable. They are
-computed with the step and read when it lands. Rows that do not ask for logprobs cost nothing. Knows
-no request.
+They are of the model's own distribution, before bias, penalties, grammar and temperature. So they
+do not depend on a request's sampling settings, and prompt and answer are comparable. A step
+computes them, and they are read when it lands. Rows that do not ask for logprobs cost nothing.
+Knows no request.
 """
 
 from __future__ import annotations
@@ -170,8 +170,8 @@ class Logprobs:
 
 
 def score(logprobs: Tensor, tokens: Tensor) -> Tensor:
-    """logprobs: [k, vocabulary]; tokens: [k] → [k, 3 + 2 x n] float64, which holds all exactly: the
-    token, its logprob, its rank, the n most probable tokens, their logprobs."""
+    """Scores of tokens. logprobs: [k, vocabulary]; tokens: [k] → [k, 3 + 2 x n] float64, exact for
+    all of these: the token, its logprob, its rank, the n most probable tokens, their logprobs."""
     own = logprobs.gather(1, tokens[:, None])
     ranks = (logprobs > own).sum(-1, keepdim=True) + 1
     best = logprobs.topk(min(MAX_TOP_LOGPROBS, logprobs.shape[1]))

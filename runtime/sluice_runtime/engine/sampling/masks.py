@@ -1,6 +1,7 @@
 """Masks of grammars over a step's logits.
 
-The host has them as bits, 32 tokens a word; so they travel, and are unpacked where the logits are.
+The host keeps masks as bits, 32 tokens a word, and sends them so; they are unpacked on the device
+of the logits.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ def keep_to_grammars(
     drafts: DraftsBefore | None,
     device: Device,
 ) -> None:
-    """Forbids what grammars do not allow. logits: [m, v] of `rows`, changed in place; positions:
-    [m] of the tokens to be drawn. `drafts`: those before these tokens; waits for a model's
-    proposals."""
+    """Forbids tokens that grammars do not allow. logits: [m, v] of `rows`, changed in place;
+    positions: [m] of the tokens to be drawn. `drafts`: drafts before these tokens; if a model
+    proposed them, this waits for them."""
     before = drafts.on_host() if drafts else None
     if masks := matchers.masks(rows, positions.tolist(), before):
         forbid(logits, masks, device)

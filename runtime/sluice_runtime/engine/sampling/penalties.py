@@ -1,19 +1,19 @@
-"""Changes of a row's logits before its token is drawn: logit_bias, tokens that may not come yet,
+"""Changes a row's logits before its token is drawn: logit_bias, tokens that are forbidden for now,
 and penalties. Rows that ask for none cost nothing. Knows no request and no distribution.
 
-Edits of single logits come first: a row's logit_bias, and -inf for tokens it may not end with yet.
-All rows' edits lie in flat columns on the host, which picks those of a step and sends them: a step
-costs the same however many rows have some.
+Edits of single logits come first: a row's logit_bias, and -inf for end tokens before its minimum
+length. All rows' edits are in flat columns on the host, which sends a step's edits at once, so the
+number of rows hardly matters.
 
 Penalties lower the logits of tokens that are already in a row. Presence and frequency count the
 answer's tokens, as OpenAI defines them: a logit loses `presence` once and `frequency` for each
-occurrence. Repetition looks at prompt and answer, as transformers defines it: a positive logit is
-divided by it, another one multiplied; it comes before the other two. Only logits of tokens that are
-in a row are touched. Each row has a list of them and a count of each token of the vocabulary on the
-device, where drawn tokens are added; the host knows how long the lists are. All is allocated at the
-start, so that no step runs out of memory for it.
+occurrence. Repetition covers prompt and answer, as transformers defines it: a positive logit is
+divided by it, any other multiplied; it comes before the other two. Only logits of tokens that are
+in a row change. On the device each row has a list of its tokens and a count of each token of the
+vocabulary, to which drawn tokens are added; the host knows the lists' lengths. All is allocated at
+the start, so that no step runs out of memory for it.
 
-Drafts before a token count for it as if they had been drawn, and are part of no list.
+For a token after drafts, the drafts count as if they had been drawn, but they are not listed.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _ALWAYS: Final = 2**62
 
 @dataclass(frozen=True)
 class DraftsBefore:
-    """Drafts that precede m tokens, if they are kept. A row's tokens are consecutive, each with one
-    draft more than the one before it."""
+    """Drafts that precede m tokens, which hold if these drafts are kept. A row's tokens are
+    consecutive; each has one draft more than the previous one."""
 
     token_ids: Tensor
     """Tokens [n] of the step, on the device. A row's drafts lie side by side."""
@@ -109,8 +109,8 @@ class LogitBias:
             self._outdated = True
 
     def apply(self, logits: Tensor, rows: Whole, positions: Whole) -> None:
-        """logits: [m, v], changed in place; rows, and positions of the tokens to be drawn: [m], on
-        the host. A row that is verified comes several times in a row."""
+        """Applies the edits. logits: [m, v], changed in place; rows, and positions of the tokens to
+        be drawn: [m], on the host. A verified row occurs several times in succession."""
         if self._outdated:
             self._join()
         if self._all is None:
@@ -299,8 +299,8 @@ class Penalties:
         flat[places] = after
 
     def count(self, penalised: PenalisedRows, tokens: Tensor) -> None:
-        """Adds the tokens [m] drawn for the step's rows. Where none was drawn or kept, the row's
-        first one is listed again, which changes nothing."""
+        """Lists and counts the tokens [m] drawn for the step's rows. If a row's token was not drawn
+        or kept, the row's first token is listed again, which changes nothing."""
         last, row = self._tokens.shape[1] - 1, penalised.rows
         drawn = tokens.index_select(0, penalised.places)
         was_drawn = drawn >= 0
@@ -313,8 +313,8 @@ class Penalties:
         self._counts.view(-1).index_add_(0, row * self._vocabulary + token, was_drawn.int())
 
     def _listed(self, penalised: PenalisedRows) -> Tensor:
-        """Listed tokens [k, most]. After its end a list repeats its first token, whose logit then
-        gets its value once more."""
+        """Listed tokens [k, most]. Shorter lists are padded with their first token, whose logit is
+        then written twice with one value."""
         listed = self._tokens[:, : penalised.most].index_select(0, penalised.rows).long()
         places = torch.arange(penalised.most, device=listed.device)
         return torch.where(places < penalised.lengths[:, None], listed, listed[:, :1])

@@ -1,12 +1,12 @@
 """Whether a model fits a GPU, how many pages its KV pool has, and what to change where it does not
 fit. Pure.
 
-What a model, a full step and a KV pool take of a GPU's memory is arithmetic alone; one rank of
-several has its part of everything. How much a step takes is an upper bound here; once the weights
-are loaded `sizing.pool_size` measures it.
+The GPU memory of a model, a full step and a KV pool is computed; each of several ranks has its part
+of all three. A step's memory is an upper bound here; `sizing.pool_size` measures it once the
+weights are loaded.
 
 Every refusal says what is needed, what there is, and which setting to change to which number. Each
-recommended setting is changed alone. Knows no tensor.
+recommended change suffices by itself. Knows no tensor.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ MIB: Final = 1 << 20
 MAX_RANKS: Final = 8
 """Maximum ranks that a refusal recommends: the GPUs of one machine."""
 _NORM_VALUES: Final = 10
-"""Values of 2 bytes for each value of the hidden size that a norm in float32 takes; traced."""
+"""Memory of a norm in float32 for each value of the hidden size, in 2-byte values; taken from a
+memory trace."""
 _WEIGHTS_SHARE: Final = 0.9
-"""Fraction of the memory for weights and pool; ranks are recommended where weights take less."""
+"""Largest fraction of the memory for weights and pool that weights may take with recommended
+ranks."""
 SMALLEST_CHUNK: Final = 256
 SMALLEST_CONTEXT: Final = 1024
 """Minimum context length that is recommended."""
@@ -58,7 +60,7 @@ class ModelBytes:
     draft: ModelBytes | None = None
     """Memory of the draft model."""
     other_values: int = 0
-    """Weight values besides those of a decoder: of a head that drafts."""
+    """Number of weight values besides those of the decoder, such as those of a draft head."""
     kv_itemsize: int | None = None
     """Size of a value of keys and values; None: `itemsize`."""
 
@@ -109,23 +111,23 @@ class ModelBytes:
         spec = self.spec
         feed_forward = 4 * spec.intermediate_size // self.ranks + 3 * spec.hidden_size
         if (experts := spec.experts) is not None:
-            # Each token once for each of its experts; and what the router chooses, in float32.
+            # Each token once for each of its experts, and the router's float32 scores.
             hidden, width = spec.hidden_size, experts.width // self.ranks
             copies = experts.active * self._family.expert_step_values(hidden, width)
             chosen = 4 * experts.count + 16 * experts.active
             feed_forward = max(feed_forward, copies + chosen + 3 * hidden)
         heads = (spec.heads + 2 * spec.kv_heads) * spec.head_dim // self.ranks
         attention = 3 * heads + 3 * spec.hidden_size
-        # A norm that is no single kernel computes in float32.
+        # A norm that is not one fused kernel computes in float32.
         norm = _NORM_VALUES * spec.hidden_size
         widest = max(feed_forward, attention, norm)
         sampling = sampling_bytes(rows, spec.vocabulary_size, spec.context_length_tokens)
         return tokens * widest * self.itemsize + sampling
 
     def gathered(self, context_tokens: int) -> int:
-        """Upper bound where attention gathers keys and values of a layer, which plain torch does.
-        It covers one context or decode rows, and masks of layers with and without a window. A first
-        chunk, which is measured, needs none of them."""
+        """Upper bound in bytes where attention gathers a layer's keys and values, as plain torch
+        does. It covers one context or decode rows, and masks of layers with and without a window.
+        The measured step is a first chunk, which needs none of this."""
         spec, stored = self.spec, self.kv_itemsize or self.itemsize
         token_values = 2 * (spec.kv_heads // self.ranks) * spec.head_dim
         tokens = max(context_tokens, GPU_SPAN_BYTES // (token_values * stored))
@@ -157,13 +159,13 @@ class PoolQuestion:
     context_tokens: int
     device: DeviceBytes
     step: int
-    """Bytes of a full step whose prompts begin."""
+    """Bytes of a full step whose prompts start at their first token."""
     gathers: bool = False
     """Whether attention gathers keys and values: see `ModelBytes.gathered`."""
 
     @property
     def least_reserved(self) -> int:
-        """Bytes of a full step, also one in a long context, the CUDA graphs and a fixed part."""
+        """Bytes of a full step, even in a long context, of the CUDA graphs and of a fixed part."""
         graphs = self.config.cuda_graph_max_batch * GRAPH_ROW_MIB
         gathered = self.model.gathered(self.context_tokens) if self.gathers else 0
         return self.step + gathered + (graphs + FIXED_MIB) * MIB
@@ -180,7 +182,8 @@ class PoolQuestion:
 
     @property
     def fits(self) -> bool:
-        """Whether the pool holds one context: every request that may come fits an empty pool."""
+        """Whether the pool holds one full context, so that every valid request fits an empty
+        pool."""
         return self.affordable_tokens >= self.context_tokens
 
 
@@ -200,7 +203,7 @@ def mib(size: float) -> str:
 
 
 def check_weights(model: ModelBytes, config: PlannedConfig, device: DeviceBytes) -> None:
-    """Whether the weights fit, before they are read.
+    """Checks that the weights fit, before they are read.
 
     Raises:
         OutOfMemoryError: names the bytes, and what would fit.
@@ -219,8 +222,8 @@ def check_weights(model: ModelBytes, config: PlannedConfig, device: DeviceBytes)
 
 
 def planned_pool_tokens(config: PlannedConfig, model: ModelBytes, total_bytes: int) -> int:
-    """About as many as the KV pool has, before a step was measured: as configured, else what the
-    weights leave of memoryPercent of a GPU. Depends on nothing that differs between ranks."""
+    """Tokens that the KV pool will hold, estimated before a step is measured: as configured, else
+    from what the weights leave of memoryPercent of a GPU. Every rank gets the same result."""
     if config.kv_pool_tokens is not None:
         return config.kv_pool_tokens
     if not model.token:  # more ranks than key heads: refused where the model is read
@@ -282,7 +285,7 @@ def advice(question: PoolQuestion) -> str:
 
 
 def smaller_chunk(config: ResolvedConfig) -> int:
-    """Chunk size to recommend where nothing is known but that a step did not fit."""
+    """Chunk size to recommend after a step ran out of memory, when no sizes are known."""
     return next(_chunks(config), SMALLEST_CHUNK)
 
 
@@ -295,7 +298,8 @@ def _chunks(config: ResolvedConfig) -> Iterator[int]:
 
 
 def _with_chunk(question: PoolQuestion, tokens: int) -> PoolQuestion:
-    """The question with another chunk size; a step takes as much less as the upper bounds say."""
+    """The question with another chunk size. The step's bytes shrink by the difference of the upper
+    bounds."""
     config = question.config.model_copy(update={"chunk_size": tokens})
     return replace(question, config=config, step=_scaled(question, question.model, config))
 

@@ -16,7 +16,8 @@ from typing import Final
 from sluice_runtime.process import cgroups
 
 UNLIMITED_BYTES: Final = 1 << 60
-"""Limit from which there is none: version 1 writes a number of this order."""
+"""Limit from which memory counts as unlimited: without a limit, cgroup version 1 writes a number of
+this order."""
 
 LIBRARY_VARIABLES: Final = {"GOMP_SPINCOUNT": "2000"}
 """Variables for libgomp, whose threads spin for milliseconds at each barrier by default. If
@@ -39,7 +40,7 @@ class Memory:
 
 
 def memory(root: Path = cgroups.ROOT) -> Memory:
-    """The tightest of the machine's memory and the limits of the process's cgroups."""
+    """Memory of the machine or, if lower, that its cgroups grant the process."""
     info = _meminfo(root / "proc/meminfo")
     total, available = info["MemTotal"], info["MemAvailable"]
     for folder, limit_file, usage_file in _memory_folders(root):
@@ -60,8 +61,8 @@ def set_library_variables() -> None:
 
 def collect_garbage_rarely() -> None:
     """Makes the garbage collector skip all objects made so far; call it once everything is loaded.
-    Steps make hardly any reference cycles, so it runs after the allocations of about twenty full
-    steps, not three."""
+    Steps make hardly any reference cycles, so the collector runs after about twenty full steps'
+    allocations instead of three."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_ALLOCATIONS, 10, 10)
@@ -87,13 +88,13 @@ def _memory_folders(root: Path) -> list[tuple[Path, str, str]]:
 
 
 def _page_cache(path: Path) -> int:
-    """Bytes of cached files. Those of weights are active too: read ahead, and again when
-    converted."""
+    """Bytes of cached files, active ones included: weight files become active because they are read
+    twice, ahead and for conversion."""
     pairs = (line.split() for line in cgroups.text(path).splitlines())
     return sum(int(pair[1]) for pair in pairs if pair[0] in ("active_file", "inactive_file"))
 
 
 def _meminfo(path: Path) -> dict[str, int]:
-    """Bytes by name of the entry; the file counts in kB."""
+    """Entries of /proc/meminfo in bytes, by name; the file counts in kB."""
     entries = (line.split(":", 1) for line in path.read_text().splitlines())
     return {name: int(value.split()[0]) * 1024 for name, value in entries}

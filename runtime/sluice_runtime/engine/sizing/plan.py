@@ -37,10 +37,10 @@ from sluice_runtime.scheduler.settings import HostPages, SchedulerSettings, Step
 SAMPLING_SHARE: Final = 0.05
 """Share of a GPU's memory that sampling all rows may take where an engine chooses their number."""
 GRAMMAR_BYTES: Final = 512 << 20
-"""Host memory for grammars in use, if the pool is in the host's memory."""
+"""Host memory for grammars in use, if the KV pool is in host memory too."""
 GRAMMAR_BYTES_BESIDE_GPU: Final = 4 << 30
-"""Maximum memory for grammars on the host of a GPU, which runs hundreds of requests; only grammars
-at their limit take it."""
+"""Most host memory for grammars if the engine has a GPU, which runs hundreds of requests. Only
+grammars at their limit of states use all of it."""
 MATCHER_BYTES: Final = 20 << 20
 """Memory of one answer's grammar at its limit of states: 18 MB were measured."""
 _VOCABULARY_BYTES: Final = 100 << 20
@@ -48,20 +48,19 @@ _VOCABULARY_BYTES: Final = 100 << 20
 
 
 def live_matchers(grammar_bytes: int) -> int:
-    """Maximum answers that follow a grammar at once, so that all stay within these bytes; at least
-    one."""
+    """Most answers that can follow a grammar at once within `grammar_bytes`; at least one."""
     return max(1, (grammar_bytes - _VOCABULARY_BYTES) // MATCHER_BYTES)
 
 
 def grammar_bytes_beside_gpu(available_bytes: int) -> int:
-    """Memory for grammars on a GPU's host: half of what is left once the model is on the GPU.
-    Requests and the libraries' buffers take memory, too."""
+    """Memory for grammars on a GPU's host: half of what is left once the model is on the GPU. The
+    rest is for requests and the libraries' buffers."""
     return min(GRAMMAR_BYTES_BESIDE_GPU, (available_bytes - API_PROCESS_BYTES) // 2)
 
 
 @dataclass(frozen=True)
 class ReservedMemory:
-    """Memory that is kept free for other uses than weights and KV pool, in bytes."""
+    """Memory reserved for uses other than weights and KV pool, in bytes."""
 
     grammars: int
     sampling: int
@@ -98,7 +97,7 @@ class RunningRequests:
 
 
 def resolved(config: EngineConfig) -> PlannedConfig:
-    """`config` with every setting filled in, but on GPUs maxRunningRequests: see
+    """`config` with every setting filled in, except maxRunningRequests on GPUs: see
     `running_requests`.
 
     Raises:
@@ -129,9 +128,8 @@ def running_requests(
     context_tokens: int,
     device_bytes: int,
 ) -> RunningRequests:
-    """Number of requests that run at once on GPUs of `device_bytes` each, where it is not
-    configured: as in `requests_in_pool`, but sampling them takes at most `SAMPLING_SHARE` of a
-    GPU."""
+    """Number of requests that run at once on GPUs of `device_bytes` each, if it is not configured:
+    that of `requests_in_pool`, lowered until sampling takes at most `SAMPLING_SHARE` of a GPU."""
     least = requests_in_pool(0, cuda_graph_max_batch)
     rows = in_pool = requests_in_pool(pool_tokens, cuda_graph_max_batch)
     limit = int(device_bytes * SAMPLING_SHARE)
@@ -191,8 +189,8 @@ def host_pages(config: EngineConfig, page_bytes: int, host: HostBytes) -> HostPa
     """Pages of the host tier; None: there is none. `host`: memory before the KV pool is allocated.
 
     Raises:
-        InvalidConfigError: not even one page.
-        OutOfMemoryError: the host has less.
+        InvalidConfigError: the configured memory holds less than one page.
+        OutOfMemoryError: the host has less memory than configured.
     """
     if (cache := config.host_cache) is None:
         return None
@@ -230,7 +228,7 @@ def scheduler_settings(
         seed=config.seed,
         priority_threshold=config.priority_threshold,
         conservativeness=config.reserve_percent / 100,
-        report_chunks=config.role is not Role.MIXED,  # a decode engine may become a prefill one
+        report_chunks=config.role is not Role.MIXED,  # a decode engine may become a prefill engine
         target=_target(config.slo),
         max_adapters=config.max_loras_per_batch,
         layers=layers,

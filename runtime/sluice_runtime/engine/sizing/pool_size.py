@@ -1,9 +1,9 @@
-"""How many pages the KV pool gets, how many requests have a grammar at once, and on GPUs how many
-run at once: reads or measures the memory there is, and asks the planners.
+"""Sizes an engine from the memory there is, read or measured: pages of the KV pool, requests with a
+grammar at once, and on GPUs requests that run at once.
 
 On a GPU a full step runs before the KV pool is allocated: one layer of the model over a pool of one
-layer, as large as the step needs. What the device has less of afterwards is what such steps take:
-torch keeps the most that it ever had in use, and memory of other libraries counts too.
+layer, as large as the step needs. The memory that the device then lacks is what a step takes,
+because torch keeps the peak that it used; memory of other libraries is included.
 """
 
 from __future__ import annotations
@@ -135,15 +135,15 @@ def _kv_shape(model: Decoder | EagleHead) -> KvShape:
 
 
 def model_bytes(config: PlannedConfig, spec: ModelSpec, ranks: int) -> ModelBytes:
-    """Memory of the model and its draft model before they are loaded: in the configured dtype, or
-    their own."""
+    """Memory of the model and its draft model, computed before they are loaded, for the configured
+    dtype or else their own."""
     draft = resolve_draft(config)
     kv_itemsize = 1 if config.kv_cache_dtype == "fp8_e4m3" else None
     own = ModelBytes(spec, _itemsize(config, spec), ranks, kv_itemsize=kv_itemsize)
     if draft is None:
         return own
     if drafts_with_head(config):
-        from sluice_runtime.model.eagle import head_spec  # where a head drafts alone
+        from sluice_runtime.model.eagle import head_spec  # only needed with a draft head
 
         head = head_spec(draft, spec)
         return replace(own, draft=replace(own, spec=head.layer, other_values=head.other_values))
@@ -181,7 +181,7 @@ def with_running_requests(
 
 
 def pages_in_host_memory(loaded: LoadedModel, grammar_bytes: int) -> int:
-    """Pages of a KV pool in the host's memory, which also holds so many bytes for grammars.
+    """Pages of a KV pool in host memory, which also holds `grammar_bytes` for grammars.
 
     Raises:
         OutOfMemoryError: see `plan.pool_pages`.
@@ -204,8 +204,8 @@ def tier_pages(loaded: LoadedModel) -> HostPages | None:
 
 
 def live_grammars(gpu_memory: DeviceMemory | None) -> int:
-    """Maximum requests with a grammar at once. Their memory is what a pool on the host leaves, or
-    what the host of a GPU has left with the model and the pool on the GPU."""
+    """Most requests with a grammar at once. On a CPU engine grammars get fixed memory, on a GPU's
+    host part of what is free."""
     if gpu_memory is None:
         return live_matchers(GRAMMAR_BYTES)
     available = host.memory().available
@@ -224,11 +224,11 @@ def pages_in_device_memory(
     pool_of: Callable[[KvShape, int], PagePool],
     runner_over: Callable[[PagePool], Runner],
 ) -> int:
-    """Pages of a KV pool on the GPU; runs a full step first, to measure it. `pool_of`: a pool of so
-    many pages.
+    """Pages of a KV pool on the GPU; runs a full step first, to measure it. `pool_of`: makes a pool
+    with this number of pages.
 
     Raises:
-        OutOfMemoryError: see `gpu_plan.device_pool_pages`; or the step found too little.
+        OutOfMemoryError: see `gpu_plan.device_pool_pages`; or the step ran out of memory.
     """
     config, spec = loaded.config, loaded.model.spec
     memory.release()
@@ -242,7 +242,7 @@ def pages_in_device_memory(
         )
     except OutOfMemoryError as error:
         raise OutOfMemoryError(f"{error}; chunkSize {smaller_chunk(config)} is next") from None
-    # What this step did not do, and requests may ask for: grammars, penalties of long contexts.
+    # The step used no grammars and no penalties of long contexts, which requests may ask for.
     rows = config.max_running_requests
     step = max(step, sampling_bytes(rows, spec.vocabulary_size, loaded.context_tokens))
     part = model_bytes(config, spec, loaded.model.group.size)
@@ -259,7 +259,8 @@ def pages_in_device_memory(
 
 
 def _pages_of_a_full_step(config: ResolvedConfig) -> int:
-    """Pages for a chunk in one row, and a token and its successor in all other rows."""
+    """Pages for a step with one chunk in one row, and in every other row a token and its
+    successor."""
     page, rows = config.page_size, config.max_running_requests
     return pages_for(step_tokens(config) + 1, page) + rows * pages_for(2, page)
 
@@ -271,8 +272,8 @@ def measured_step(
     settings: SchedulerSettings,
     vocabulary_size: int,
 ) -> int:
-    """Bytes that a full step takes besides weights and KV pool, with what sampling and other tables
-    take as long as the engine runs. Everything is given back.
+    """Bytes that a full step takes besides weights and KV pool, including permanent tables such as
+    those of sampling. All memory is released afterwards.
 
     Raises:
         OutOfMemoryError: the step found too little memory.

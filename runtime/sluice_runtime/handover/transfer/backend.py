@@ -1,7 +1,7 @@
 """Transfer backends: each reads ranges of a peer's registered memory into our own.
 
-One-sided: the peer's Python takes no part in a read, and we never write into memory of another
-process. Knows no pages, rooms or checksums.
+Reads are one-sided: the peer's Python is not involved, and this process never writes into another's
+memory. Knows no pages, rooms or checksums.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Final, NamedTuple, Protocol
 from sluice_runtime.errors import SluiceRuntimeError
 
 MAX_DESCRIPTORS: Final = 1024
-"""Pieces of a read that are under way at once: Mooncake fails with 4,096 of them."""
+"""Most pieces of a read under way at once; Mooncake fails with 4,096."""
 
 
 class Piece(NamedTuple):
-    """A range of the peer's memory and where it goes in ours."""
+    """A range of the peer's memory, and its destination in ours."""
 
     remote_address: int
     local_address: int
@@ -24,10 +24,10 @@ class Piece(NamedTuple):
 
 
 class TransferError(SluiceRuntimeError):
-    """Memory could not be registered, or a read did not bring every byte.
+    """Memory could not be registered, or a read failed.
 
-    `reason` is stable CamelCase, for metrics. With `may_still_land`, bytes may arrive in our
-    memory later on: its pages must not be used again while the process lives.
+    `reason` is stable CamelCase, for metrics. With `may_still_land`, bytes may still arrive in our
+    memory at any later time, so the read's pages must not be used again by this process.
     """
 
     reason = "Failed"
@@ -44,7 +44,7 @@ class NotRegisteredError(TransferError):
 
 
 class OtherEpochError(TransferError):
-    """The process that this session belonged to is gone; another one has its address."""
+    """The process of the session is gone, and another process has its address."""
 
     reason = "OtherEpoch"
 
@@ -56,7 +56,7 @@ class PeerUnreachableError(TransferError):
 
 
 class TransferTimeoutError(TransferError):
-    """Not done within the time that the caller gave."""
+    """The read was not done within the caller's time limit."""
 
     reason = "TimedOut"
 
@@ -71,8 +71,8 @@ class TransferBackend(Protocol):
 
     @property
     def is_authenticated(self) -> bool:
-        """Whether registered memory is readable only with the session, and writable by no peer.
-        Otherwise a peer that reaches our ports can do both."""
+        """Whether peers can read registered memory only with the session, and cannot write it.
+        Otherwise every peer that reaches our ports can read and write it."""
         ...
 
     @property
@@ -82,8 +82,8 @@ class TransferBackend(Protocol):
 
     @property
     def session(self) -> str:
-        """Address and secret by which a peer reads what is registered so far. Two lives of a
-        process never have equal sessions."""
+        """Address and secret by which a peer reads the memory registered so far. A restarted
+        process has another session."""
         ...
 
     def register(self, address: int, length_bytes: int) -> None:
@@ -96,20 +96,21 @@ class TransferBackend(Protocol):
         ...
 
     def read(self, session: str, pieces: Sequence[Piece], timeout_seconds: float) -> None:
-        """Returns when every byte is in our memory. Waits without the GIL.
+        """Reads `pieces`; returns when every byte is in our memory. Releases the GIL while it
+        waits.
 
         Raises:
-            TransferError: what arrived is not to be used.
+            TransferError: the read failed; bytes that arrived must not be used.
         """
         ...
 
     def interrupt(self, pieces: Sequence[Piece]) -> None:
-        """Called when the result of this read, which is under way or just over, is no longer
-        needed. Ends it now, if the backend can."""
+        """Ends a read early, if the backend can, because its result is no longer needed. The read
+        may be just over."""
         ...
 
     def close(self) -> None:
-        """Stops serving peers. Not while a read is under way."""
+        """Stops serving peers. Must not be called while a read is under way."""
         ...
 
 
@@ -118,6 +119,6 @@ def total_bytes(pieces: Sequence[Piece]) -> int:
 
 
 def describe(backend: str, pieces: Sequence[Piece]) -> str:
-    """Description of a read for messages, which clients see: without addresses."""
+    """Description of a read for messages; has no addresses, since clients see it."""
     count = f"{len(pieces)} piece" + ("s" if len(pieces) != 1 else "")
     return f"{backend}: reading {total_bytes(pieces)} bytes in {count}"

@@ -1,10 +1,9 @@
-"""How the bytes of one read get into our pages and are found right: straight, or through blocks of
-host memory where the pages are a device's, or others could write into them.
+"""Brings the bytes of one read into our pages and verifies them. The bytes go directly, or through
+blocks of host memory if the pages are in device memory or other processes could write into them.
 
-They are checked in the pages, where they stay: what somebody writes into a block meanwhile fails
-the check. Pages of an engine of another number of ranks are divided by heads between a block and
-the pages, and checked in the order of that engine. Called by the threads of a `PageReader`. Knows
-no scheduler.
+The checksum is computed over the pages, so that foreign writes into a block fail the check. Pages
+of an engine with another number of ranks are split by heads on their way from a block, and checked
+in that engine's order. Called by the threads of a `PageReader`. Knows no scheduler.
 """
 
 from __future__ import annotations
@@ -31,27 +30,27 @@ from sluice_runtime.handover.transfer.staging import (
 )
 
 Checksum = Callable[[Iterable[tuple[int, int]], int], int]
-"""Checksum of our pages at (address, length), for a room."""
+"""Function: ((address, length) ranges of our pages, room) → checksum."""
 
 
 class Landing(Protocol):
-    """Every method may be called from any thread."""
+    """Way of a read's bytes into our pages. Every method may be called from any thread."""
 
     def read(self, job: ReadJob) -> None:
-        """Returns when every byte is in our pages, and right.
+        """Reads a job's bytes; returns when all are in our pages and verified.
 
         Raises:
-            TransferError: the pages are not to be used.
+            TransferError: the read failed; the pages must not be used.
         """
         ...
 
     def interrupt(self, job: ReadJob) -> None:
-        """Called when this read, which is under way or just over, is no longer needed."""
+        """Ends a read early, if the backend can. The read may be just over."""
         ...
 
 
 class DirectLanding:
-    """The backend writes into the pages."""
+    """Landing in which the backend writes into the pages directly."""
 
     def __init__(self, backend: TransferBackend, checksum_of: Checksum = checksum) -> None:
         self._backend = backend
@@ -66,8 +65,8 @@ class DirectLanding:
 
 
 class StagedLanding:
-    """The backend writes into a block, which is copied into the pages. A read that may still land
-    costs its block, and no page."""
+    """Landing in which the backend writes into a block, which is then copied into the pages. A
+    failed read that may still write costs a block, but no page."""
 
     def __init__(
         self,
@@ -119,7 +118,8 @@ class StagedLanding:
 
 
 class LandingByParts:
-    """Pages that have our parts go one way, those to divide by heads another one."""
+    """Landing that uses `same` for pages with our number of parts, and `divided` for pages to be
+    split by heads."""
 
     def __init__(self, same: Landing, divided: Landing) -> None:
         self._same = same

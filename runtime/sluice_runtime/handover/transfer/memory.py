@@ -36,7 +36,8 @@ class MemoryNetwork:
 
 
 class MemoryBackend:
-    """Copies. `before_read` is called first in every read: it may wait, or raise."""
+    """Backend that copies memory. `before_read` is called first in every read; it may wait or
+    raise."""
 
     name = "Memory"
     is_authenticated = True
@@ -57,7 +58,7 @@ class MemoryBackend:
         self._memory.add(address, length_bytes)
 
     def read(self, session: str, pieces: Sequence[Piece], timeout_seconds: float) -> None:
-        """Never waits by itself, so `timeout_seconds` is not looked at."""
+        """Copies at once; `timeout_seconds` is ignored."""
         if self._before_read is not None:
             self._before_read()
         what = describe(self.name, pieces)
@@ -70,7 +71,7 @@ class MemoryBackend:
             raise NotRegisteredError(f"{what}: {error}") from error
 
     def interrupt(self, pieces: Sequence[Piece]) -> None:
-        """A copy ends by itself."""
+        """Does nothing: a copy ends by itself."""
 
     def close(self) -> None:
         self._network.leave(self._session)

@@ -1,9 +1,9 @@
 """Backend Mooncake: one-sided reads by its native engine, over TCP or RDMA.
 
-Whoever reaches its ports can read and write what is registered. Mooncake has no notion of a
-process's life either, so the session carries a token of ours, which we alone look at: an address
-that comes back with another token is a new peer. While its engine is stuck with a frozen peer,
-another one reads.
+Everyone who reaches its ports can read and write the registered memory. Mooncake cannot tell a
+restarted process from the old one, so the session carries a token that only our code checks: an
+address that returns with another token is a new peer. While one engine is stuck with a frozen peer,
+a second one reads.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TOKEN_BYTES: Final = 8
 class MooncakeBackend:
     """Serves from the constructor until `close`.
 
-    `start` makes a native engine; tests give another one.
+    `start`: makes a native engine; tests pass a replacement.
     """
 
     name: Final = "Mooncake"
@@ -73,7 +73,7 @@ class MooncakeBackend:
             self._memory.add(address, length_bytes)
 
     def read(self, session: str, pieces: Sequence[Piece], timeout_seconds: float) -> None:
-        """Can take longer than `timeout_seconds` by as long as its pieces take to end."""
+        """Reads `pieces`. May exceed `timeout_seconds` by the time that the pieces take to end."""
         if not pieces:
             return
         what = describe(self.name, pieces)
@@ -90,10 +90,10 @@ class MooncakeBackend:
             raise _error(what, outcome, timeout_seconds)
 
     def interrupt(self, pieces: Sequence[Piece]) -> None:
-        """Mooncake ends a read in its time only: until then it may write."""
+        """Does nothing: Mooncake cannot end a read early, and until its end the read may write."""
 
     def close(self) -> None:
-        """Mooncake takes a second to end each engine, and holds the GIL meanwhile."""
+        """Ends all engines. Mooncake takes a second for each, and holds the GIL meanwhile."""
         with self._lock:
             for engine in self._engines:
                 for first, _ in self._memory.ranges:
@@ -113,8 +113,8 @@ class MooncakeBackend:
         return outcome
 
     def _not_stuck(self) -> MooncakePeers:
-        """Peers of the first engine, or of the second one, which knows a frozen peer from the
-        beginning."""
+        """Peers of the first engine or, if it is stuck, of a second one: its first contact with a
+        peer shows whether the peer is frozen."""
         if not self._peers[0].stuck:
             return self._peers[0]
         with self._starting:

@@ -1,8 +1,8 @@
-"""Reads pieces with Mooncake and knows of each whether it has ended.
+"""Reads pieces with Mooncake, and tracks for each whether it has ended.
 
-A batch of many pieces fails as soon as one does, while the others may still land. So each piece is
-a batch of its own, which costs the same (measured), and a failed read returns when all have ended.
-Between two looks the thread sleeps, where Mooncake's own waiting calls keep a core busy.
+A batch of many pieces fails as soon as one piece fails, while others may still write. So each piece
+is a batch of its own, which by measurement costs no more, and a failed read returns once all pieces
+have ended. The thread sleeps between checks, since Mooncake's own waiting calls keep a core busy.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from sluice_runtime.handover.transfer.mooncake_engine import LANES, PROGRESS_SEC
 from sluice_runtime.handover.transfer.mooncake_gate import GatedEngine
 
 WINDOW: Final = 32
-"""Pieces of one read that are under way at once. With more, throughput grows little, and with a
-peer that is frozen the time until all have ended grows as they do."""
+"""Most pieces of one read under way at once. More would add little throughput, and with a frozen
+peer the time until all have ended grows with their number."""
 SETTLE_SECONDS: Final = 2.0 + 2 * PROGRESS_SECONDS * WINDOW / LANES
-"""How long a failed read waits for its other pieces to end, at most: each lane gives up its pieces
+"""Longest time that a failed read waits for its other pieces to end: each lane gives up its pieces
 one after the other, and two reads may share the lanes."""
 FIRST_PAUSE_SECONDS: Final = 0.000_02
 LONGEST_PAUSE_SECONDS: Final = 0.001
@@ -31,7 +31,7 @@ FAILED: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a read ended, and how many of its pieces have not."""
+    """How a read ended, and how many of its pieces have not ended."""
 
     end: Literal["Done", "Failed", "Late"]
     unsettled: int = 0
@@ -40,7 +40,8 @@ class Outcome:
 def read_pieces(
     engine: GatedEngine, peer: str, pieces: Sequence[Piece], deadline_seconds: float
 ) -> Outcome:
-    """Stops at the first failure, or at `deadline_seconds` on the monotonic clock."""
+    """Reads `pieces` until the first failure, or until `deadline_seconds` on the monotonic
+    clock."""
     batches: deque[int] = deque()
     end = _read(engine, peer, pieces, deadline_seconds, batches)
     if end == "Done":
@@ -52,8 +53,8 @@ def read_pieces(
 
 
 def any_done(engine: GatedEngine, batches: Sequence[int]) -> bool:
-    """Whether one of them brings its bytes. Returns when all have ended, but for those that never
-    do."""
+    """Whether at least one batch arrives. Waits until all have ended, but at most
+    SETTLE_SECONDS."""
     deadline_seconds = time.monotonic() + SETTLE_SECONDS
     return DONE in [_ended(engine, batch, deadline_seconds) for batch in batches]
 
@@ -89,7 +90,7 @@ def _finish_first(
 
 
 def _ended(engine: GatedEngine, batch: int, deadline_seconds: float) -> int | None:
-    """DONE or FAILED; None when it has not ended by then."""
+    """State of a batch, DONE or FAILED; None if it has not ended at `deadline_seconds`."""
     pause_seconds = FIRST_PAUSE_SECONDS
     while (status := engine.status(batch)) not in (DONE, FAILED):
         if time.monotonic() >= deadline_seconds:

@@ -1,6 +1,6 @@
-"""Mooncake's own engine: how it is set up, and the few of its methods that are used.
+"""Mooncake's native engine: its settings, its start, and the few methods that are used.
 
-What its documentation does not say is from its sources and from measurements of version 0.3.13; see
+Undocumented facts are from its sources and from measurements of version 0.3.13: see
 docs/decisions/0022-mooncake-batches.md.
 """
 
@@ -20,14 +20,14 @@ from sluice_runtime.errors import StartupError
 PROGRESS_SECONDS: Final = 3
 """Silence after which a connection is dropped; then no bytes can land over it."""
 LANES: Final = 8
-"""Connections to a peer, each with a queue of pieces of its own."""
+"""Number of connections to a peer; each has its own queue of pieces."""
 
 FIXED: Final[Mapping[str, str]] = MappingProxyType(
     {
-        # Its two listeners take random ports of this range, which NetworkPolicies let through.
+        # Mooncake's two listeners take random ports in this range, which NetworkPolicies allow.
         "MC_MIN_RPC_PORT": str(KV_TRANSFER_MIN),
         "MC_MAX_RPC_PORT": str(KV_TRANSFER_MAX),
-        # What `may_still_land` counts on.
+        # `may_still_land` relies on this.
         "MC_TCP_PROGRESS_TIMEOUT_SEC": str(PROGRESS_SECONDS),
         "MC_TCP_STATUS_TIMEOUT_SEC": str(PROGRESS_SECONDS),
         "MC_TCP_LANES_PER_PEER": str(LANES),
@@ -38,12 +38,12 @@ DEFAULTS: Final[Mapping[str, str]] = MappingProxyType(
         # Without it, every transfer opens a socket.
         "MC_TCP_ENABLE_CONNECTION_POOL": "1",
         "MC_HANDSHAKE_CONNECT_TIMEOUT": "5",
-        # Only errors, which say why a read failed. The line "Local segment descriptor not found"
-        # at the start is one of them and means nothing.
+        # Logs only errors, which say why a read failed. The error "Local segment descriptor not
+        # found" at the start means nothing.
         "MC_LOG_LEVEL": "ERROR",
     }
 )
-"""The pod's environment may say otherwise."""
+"""Environment variables that the pod's environment may override."""
 
 logger = logging.getLogger("sluice.handover.mooncake")
 
@@ -58,26 +58,26 @@ class MooncakeEngine(Protocol):
     def unregister_memory(self, address: int, /) -> int: ...
 
     def send_probe(self, peer: str, /) -> int:
-        """0 when the peer answers. Takes a minute when it is frozen."""
+        """Probes a peer: 0 if it answers. Takes a minute if the peer is frozen."""
         ...
 
     def batch_transfer_async_read(
         self, peer: str, local: list[int], remote: list[int], lengths: list[int], /
     ) -> int:
-        """Number of the batch; 0 when it could not be submitted."""
+        """Submits a batch; returns its number, 0 if it was not accepted."""
         ...
 
     def transfer_check_status(self, batch: int, /) -> int:
-        """Status of the batch's first piece: 1 done, -1 failed; the batch is freed then, so never
-        ask again. 0 or -2: not ended."""
+        """Status of the batch's first piece: 1 done, -1 failed, 0 or -2 not ended. After 1 or -1
+        the batch is freed, so do not ask again."""
         ...
 
 
 def start_engine(host: str, protocol: str, device: str | None) -> MooncakeEngine:
     """
     Raises:
-        ImportError: the package or one of its native libraries is not there.
-        StartupError: it does not initialise.
+        ImportError: the package or one of its native libraries is missing.
+        StartupError: the engine does not initialise.
     """
     os.environ.update(FIXED)
     for name, value in DEFAULTS.items():
@@ -95,7 +95,7 @@ def start_engine(host: str, protocol: str, device: str | None) -> MooncakeEngine
 
 
 def _log_protocol(engine: MooncakeEngine, protocol: str) -> None:
-    """Asked for RDMA on a machine without an adapter, Mooncake takes TCP and says nothing."""
+    """Logs the protocol in use: without an RDMA adapter Mooncake silently uses TCP."""
     used = protocol
     if protocol == "rdma" and not _adapters(engine.get_local_topology()):
         used = "tcp"
@@ -104,5 +104,6 @@ def _log_protocol(engine: MooncakeEngine, protocol: str) -> None:
 
 
 def _adapters(topology: str) -> bool:
-    """`topology`: JSON, for each kind of memory two lists of adapters."""
+    """Whether there are RDMA adapters. `topology`: JSON, with two lists of adapters for each kind
+    of memory."""
     return any(any(lists) for lists in json.loads(topology or "{}").values())

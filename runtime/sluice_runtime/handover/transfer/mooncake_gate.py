@@ -1,8 +1,8 @@
 """A native engine of Mooncake that reports when it is stuck.
 
-A first read of a peer holds a lock that all reads need, for a minute when the peer is frozen. So it
-is made by itself, while other reads wait here: for a second at most from its beginning. Knows
-nothing of a peer but its address.
+The first read from a peer holds a lock that all reads need, for a minute if the peer is frozen. So
+it is made alone, while other reads wait here, for at most a second from its start. Knows only a
+peer's address.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from sluice_runtime.handover.transfer.backend import NotRegisteredError, Piece
 from sluice_runtime.handover.transfer.mooncake_engine import LANES, MooncakeEngine
 
 STUCK_SECONDS: Final = 1.0
-"""A first read of a peer that is well takes milliseconds."""
+"""Time after which a first read counts as stuck; from a healthy peer it takes milliseconds."""
 
 
 class GatedEngine:
-    """Every method may be called from any thread."""
+    """A Mooncake engine whose first reads are made alone. Every method may be called from any
+    thread."""
 
     def __init__(self, native: MooncakeEngine) -> None:
         self._native = native
@@ -41,18 +42,19 @@ class GatedEngine:
 
     @property
     def stuck(self) -> bool:
-        """Whether a peer that is being opened keeps everyone else from reading."""
+        """Whether the first read from a peer blocks all other reads."""
         with self._changed:
             return not self._passable()
 
     def open(self, peer: str, remote_address: int) -> int:
-        """The first read of a peer, of a byte: number of its batch, or 0. Takes a minute when the
-        peer is frozen."""
+        """Makes the first read from a peer, of one byte; returns the number of its batch, 0 if it
+        failed. Takes a minute if the peer is frozen."""
         with self._alone():
             return self._submit(peer, self._byte(remote_address))
 
     def submit(self, peer: str, piece: Piece) -> int:
-        """Number of the batch; 0 when it could not be submitted, or the engine is stuck."""
+        """Submits a read; returns the number of its batch, 0 if it was refused or the engine is
+        stuck."""
         with self._changed:
             if not self._passable():
                 return 0
@@ -65,8 +67,8 @@ class GatedEngine:
                 self._changed.notify_all()
 
     def ask_every_lane(self, peer: str, remote_address: int) -> list[int]:
-        """Reads a byte over each connection to a peer: numbers of the batches. Mooncake closes
-        connections over which none comes."""
+        """Starts reading a byte over each connection to a peer; returns the numbers of the batches.
+        Mooncake closes connections over which no byte arrives."""
         batches = [self.submit(peer, self._byte(remote_address)) for _ in range(LANES)]
         return [batch for batch in batches if batch]
 
@@ -84,8 +86,8 @@ class GatedEngine:
         self._native.unregister_memory(address)
 
     def _passable(self) -> bool:
-        """Waits for a peer that is being opened, not longer than one that is well takes. Called
-        under the lock."""
+        """Waits until no first read is in progress, but at most STUCK_SECONDS from its start;
+        returns whether none is. Called under the lock."""
         while (since := self._opening_since) is not None:
             left_seconds = since + STUCK_SECONDS - time.monotonic()
             if left_seconds <= 0:
@@ -95,7 +97,7 @@ class GatedEngine:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keeps all threads from submitting and from opening another peer meanwhile."""
+        """Context in which no other thread submits a read or makes a first read."""
         with self._changed:
             self._changed.wait_for(lambda: self._opening_since is None)
             self._opening_since = time.monotonic()

@@ -1,11 +1,11 @@
 """Which of our Mooncake engines reads from which peer, and whether that peer answers.
 
-Mooncake remembers a peer by its address and never forgets it, so an address that has come back with
-another token gets an engine that has never heard of it. A frozen peer would block its probe
-and its first read for a minute, so each of these runs in a separate thread.
+Mooncake remembers a peer by its address and never forgets it. So an address that returns with
+another token gets a new engine. A frozen peer blocks its probe and its first read for a minute, so
+each of these runs in a separate thread.
 
-Connections that the other end has closed are Mooncake's until they are used: so when a peer is new,
-or a read of one failed, a byte is read from every peer that may be gone.
+Mooncake keeps connections that the other end has closed until they are used. So when a peer is new,
+or a read failed, a byte is read from every peer that may be gone.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from sluice_runtime.handover.transfer.mooncake_batch import any_done
 from sluice_runtime.handover.transfer.mooncake_gate import GatedEngine
 
 CONTACT_SECONDS: Final = 12.0
-"""One that is well answers in milliseconds; a frozen one must not keep readers from others."""
+"""Longest wait for a peer's answer. A healthy peer answers in milliseconds; a frozen one must not
+hold up reads from others."""
 
 logger = logging.getLogger("sluice.handover.mooncake")
 
 
 @dataclass
 class Peer:
-    """One life of a process at one address."""
+    """A peer: one run of a process, with its token, at one address."""
 
     token: str
     engine: GatedEngine
@@ -44,16 +45,18 @@ class Peer:
     """Whether our engine has read from it once."""
     answered: bool = False
     remote_address: int = 0
-    """Address of memory that the peer has registered, as far as we know."""
+    """Last known address of memory that the peer has registered."""
     connected: bool = False
-    """Whether connections to it may be open, on our side at least."""
+    """Whether connections to the peer may be open, at least on our side."""
     contact: Future[int] | None = field(default=None, repr=False)
-    """Contact with a peer that is being asked: 0 when it answers, or Mooncake's code."""
+    """Running probe of the peer; its result is 0 if the peer answered, else Mooncake's error
+    code."""
 
 
 class MooncakePeers:
-    """`start`: makes one more engine, with all of our memory registered. `keeps_connections`:
-    whether engines do, as over TCP."""
+    """Known peers, each with the engine that reads from it. `start`: makes another engine, with all
+    our memory registered. `keeps_connections`: whether engines keep connections open, as over
+    TCP."""
 
     def __init__(
         self,
@@ -71,15 +74,15 @@ class MooncakePeers:
 
     @property
     def stuck(self) -> bool:
-        """Whether a frozen peer keeps us from reading of others."""
+        """Whether a frozen peer blocks reads from other peers."""
         return self._engine is not None and self._engine.stuck
 
     def engine_for(self, session: str, remote_address: int, timeout_seconds: float) -> GatedEngine:
-        """The engine that reads from this peer, which has answered. `remote_address`: of memory
-        that the peer has registered.
+        """The engine that reads from this peer, once the peer has answered. `remote_address`:
+        address of memory that the peer has registered.
 
         Raises:
-            TransferError: it does not answer, or its address is another's now.
+            TransferError: the peer does not answer, or another process has its address now.
         """
         address, _, token = session.partition("#")
         with self._lock:
@@ -103,7 +106,8 @@ class MooncakePeers:
         return peer.engine
 
     def doubt(self, session: str) -> None:
-        """Notes a failed read: the next one asks again, and dead connections are closed."""
+        """Records a failed read: the next read probes the peer first, and dead connections are
+        closed."""
         address, _, token = session.partition("#")
         with self._lock:
             if (peer := self._peers.get(address)) is not None and peer.token == token:
@@ -111,7 +115,7 @@ class MooncakePeers:
             self._close_dead_connections()
 
     def close(self) -> None:
-        """Lets go of all engines."""
+        """Drops all peers and engines."""
         with self._lock:
             self._engine = None
             self._peers.clear()
@@ -156,7 +160,7 @@ class MooncakePeers:
                 peer.answered = peer.connected = False
 
     def _next_to_ask(self) -> list[tuple[str, Peer]]:
-        """Peers that may have connections; none when nothing has happened since the last call."""
+        """Peers that may have connections; empty if no check was requested since the last call."""
         with self._lock:
             known = self._peers.items() if self._sweep_wanted else ()
             asked = [(address, peer) for address, peer in known if peer.connected]
@@ -165,7 +169,8 @@ class MooncakePeers:
 
 
 def _contact(peer: Peer, address: str, remote_address: int) -> Future[int]:
-    """A thread of its own for each: a frozen peer keeps it for a minute."""
+    """Probes a peer in a new thread, because a frozen peer blocks it for a minute; returns the
+    pending result."""
     result: Future[int] = Future()
     engine, opened = peer.engine, peer.opened
 

@@ -1,8 +1,8 @@
 """Backend NIXL: one-sided reads by NVIDIA's transfer library, over UCX.
 
-Whoever reaches the adapter can read and write what is registered. NIXL cannot end a read that is
-under way: one that is late may still land. Sessions carry the metadata of the agent, so nothing is
-asked of a peer before the first read.
+Everyone who reaches the network adapter can read and write the registered memory. NIXL cannot end a
+read that is under way: a late read may still write. A session holds the agent's metadata, so the
+first read needs no request to the peer.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LONGEST_PAUSE_SECONDS: Final = 0.001
 
 @dataclass(eq=False)
 class _Peer:
-    """One connection: a peer that failed and is connected again is another one."""
+    """One connection to a peer; after a failure a new connection is a new `_Peer`."""
 
     metadata: bytes
     name: str
@@ -48,14 +48,14 @@ class _Peer:
 
 
 class NixlBackend:
-    """Serves from the constructor until `close`. `transports` and `devices`: as UCX names them;
-    devices are UCX's choice when None."""
+    """Backend that serves reads from the constructor until `close`. `transports` and `devices`:
+    UCX's names; with `devices` None UCX chooses."""
 
     name: Final = "NIXL"
     is_authenticated: Final = False
     reaches_devices: Final = False
-    """False, since NIXL's other calls for a GPU's memory never ran: pages go through host
-    memory."""
+    """False: pages go through host memory, because NIXL's calls for GPU memory were never
+    tested."""
 
     def __init__(self, transports: str, devices: str | None = None) -> None:
         self._name = secrets.token_hex(NAME_BYTES)
@@ -68,7 +68,7 @@ class NixlBackend:
 
     @property
     def session(self) -> str:
-        """Names the memory that is registered by now."""
+        """Session with the metadata of all memory registered so far."""
         return f"{base64.b64encode(self._agent.metadata).decode()}#{self._name}"
 
     def register(self, address: int, length_bytes: int) -> None:
@@ -88,7 +88,7 @@ class NixlBackend:
             try:
                 for start in range(0, len(pieces), MAX_DESCRIPTORS):
                     self._read(peer, pieces[start : start + MAX_DESCRIPTORS], deadline)
-            except NotRegisteredError:  # says nothing against the connection
+            except NotRegisteredError:  # not a fault of the connection
                 raise
             except TransferError:
                 self._forget(peer)
@@ -103,13 +103,14 @@ class NixlBackend:
             raise type(error)(says, may_still_land=error.may_still_land) from error
 
     def interrupt(self, pieces: Sequence[Piece]) -> None:
-        """NIXL ends a read in its time only: until then it may write."""
+        """Does nothing: NIXL cannot end a read before its timeout, and until then the read may
+        write."""
 
     def close(self) -> None:
         self._agent.close()
 
     def _read(self, peer: _Peer, pieces: Sequence[Piece], deadline_seconds: float) -> None:
-        """Raises TimeoutError where it is not done by then."""
+        """Reads `pieces`. Raises TimeoutError if the read is not done at `deadline_seconds`."""
         handle = self._agent.start_read(peer.name, pieces)
         pause_seconds = FIRST_PAUSE_SECONDS
         try:
@@ -119,11 +120,12 @@ class NixlBackend:
                 time.sleep(pause_seconds)
                 pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
         finally:
-            with suppress(TransferError):  # what the read itself says goes first
+            with suppress(TransferError):  # the read's own error takes precedence
                 self._agent.release(handle)
 
     def _take(self, metadata: bytes) -> _Peer:
-        """Waits for no peer. Peers that were not read for longest are forgotten."""
+        """The connection to a peer, made if there is none; does not wait for the peer. Forgets the
+        peers that have been idle for longest."""
         with self._lock:
             if (peer := self._peers.get(metadata)) is None:
                 peer = _Peer(metadata, self._agent.connect(metadata))

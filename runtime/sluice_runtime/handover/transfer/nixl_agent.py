@@ -1,8 +1,7 @@
-"""NIXL's own agent: how it is set up, and the few of its calls that are used.
+"""NIXL's native agent: its settings, its start, and the few calls that are used.
 
-By its compiled module, since the Python API around it makes a thread that keeps a core busy. What
-NIXL's documentation does not say is measured with version 1.5.1; see
-docs/decisions/0059-nixl-for-rdma-alone.md.
+Uses NIXL's compiled module, because its Python API starts a thread that keeps a core busy.
+Undocumented facts were measured with version 1.5.1: see docs/decisions/0059-nixl-for-rdma-alone.md.
 """
 
 from __future__ import annotations
@@ -22,15 +21,17 @@ from sluice_runtime.handover.transfer.backend import (
 )
 
 PROGRESS_MICROSECONDS: Final = 1000
-"""Longest sleep of NIXL's thread, which events wake. With 0 it never sleeps: a core, always."""
+"""Longest sleep of NIXL's thread, which events wake. With 0 the thread never sleeps and keeps a
+core busy."""
 
 
 class NixlAgent:
-    """Knows a peer by the name in its metadata. Every method may be called from any thread.
+    """NIXL's agent, which knows a peer by the name in its metadata. Every method may be called from
+    any thread.
 
     Raises:
-        ImportError: the package or one of its native libraries is not there.
-        StartupError: UCX has none of the transports.
+        ImportError: the package or one of its native libraries is missing.
+        StartupError: UCX supports none of the transports.
     """
 
     def __init__(self, name: str, transports: str, devices: str | None) -> None:
@@ -62,7 +63,7 @@ class NixlAgent:
 
     @property
     def metadata(self) -> bytes:
-        """How a peer reaches what is registered so far."""
+        """Metadata with which a peer reaches the memory registered so far."""
         return bytes(self._agent.getLocalMD())
 
     def register(self, address: int, length_bytes: int) -> None:
@@ -71,22 +72,22 @@ class NixlAgent:
             self._agent.registerMem(ranges, self._ucx)
 
     def connect(self, metadata: bytes) -> str:
-        """The peer's name. Waits for nothing."""
+        """Connects to a peer and returns its name, without waiting for it."""
         try:
             return bytes(self._agent.loadRemoteMD(metadata)).decode()
         except self._errors as error:
             raise PeerUnreachableError(f"cannot connect ({error})") from error
 
     def forget(self, peer: str) -> None:
-        """Forgets a peer, which may be connected again. Reads that are under way continue."""
+        """Forgets a peer, so that it can be connected again. Reads under way continue."""
         with self._translated():
             self._agent.invalidateRemoteMD(peer)
 
     def start_read(self, peer: str, pieces: Sequence[Piece]) -> int:
-        """A handle, for `release`.
+        """Starts a read; returns a handle, which must be released.
 
         Raises:
-            NotRegisteredError: by the peer's metadata, it has not all of these addresses.
+            NotRegisteredError: the peer's metadata lacks some of the addresses.
         """
         nixl = self._nixl
         ours = [(piece.local_address, piece.length_bytes, 0) for piece in pieces]
@@ -116,7 +117,7 @@ class NixlAgent:
             raise TransferError("the peer was forgotten meanwhile", may_still_land=True) from error
 
     def release(self, handle: int) -> None:
-        """Frees the handle; that alone ends no read."""
+        """Frees a handle; this does not end its read."""
         with self._translated():
             self._agent.releaseXferReq(handle)
 
@@ -126,7 +127,8 @@ class NixlAgent:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Raises NIXL's errors as ours. Where the connection is gone, nothing lands any more."""
+        """Converts NIXL's errors to ours. If the connection is gone, no bytes can arrive any
+        more."""
         nixl = self._nixl
         try:
             yield

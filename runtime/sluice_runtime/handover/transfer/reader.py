@@ -29,8 +29,8 @@ from sluice_runtime.handover.transfer.reads import (
 
 WORKERS: Final = 4
 MAX_PER_SESSION: Final = 2
-"""Most reads of one peer at once. A second one runs only if a thread is left for other peers, so
-frozen peers delay the others only when they are as many as the threads."""
+"""Most reads from one peer at once. A second one runs only if a thread is left for other peers. So
+frozen peers delay others only when there are as many of them as threads."""
 MAX_QUEUED: Final = 4096
 
 logger = logging.getLogger("sluice.handover.reader")
@@ -45,8 +45,8 @@ class _Totals:
 
 
 class PageReader:
-    """Reads from the constructor until `close`. `on_finished` is called by the threads, once for
-    each result, when it can be collected. `wire`: for the log, what carries the pages."""
+    """Reads pages from the constructor until `close`. `on_finished`: called by a thread for each
+    result that can be collected. `wire`: name of the transport, for the log."""
 
     def __init__(
         self,
@@ -79,9 +79,10 @@ class PageReader:
             thread.start()
 
     def submit(self, job: ReadJob) -> None:
-        """
+        """Queues a job.
+
         Raises:
-            ReaderFullError: too many wait; the job is not taken.
+            ReaderFullError: too many jobs wait, or the reader is closed; the job is not queued.
         """
         with self._changed:
             if self._closed or len(self._queue) >= self._max_queued:
@@ -91,8 +92,8 @@ class PageReader:
             self._changed.notify()
 
     def cancel(self, room: int) -> None:
-        """Jobs of this room that wait end as cancelled. One that runs ends now if the backend can
-        end it, else by itself; until its result is there its pages are written."""
+        """Cancels this room's jobs. Waiting jobs end as cancelled. A running job ends now if the
+        backend can end it, else by itself; until its result comes it may write into its pages."""
         with self._changed:
             begun = [job for job in self._begun.values() if job.room == room]
             dropped = [job for job in self._queue if job.room == room]
@@ -123,7 +124,8 @@ class PageReader:
             )
 
     def close(self, timeout_seconds: float = 5.0) -> None:
-        """Drops what waits, and waits for what runs; a thread that is still busy then is left.
+        """Drops waiting jobs and waits for running ones, up to `timeout_seconds`; threads still
+        busy then are abandoned.
 
         Does not close the backend below.
         """
@@ -152,7 +154,7 @@ class PageReader:
                 logger.exception("the reader's callback failed")
 
     def _next(self) -> ReadJob | None:
-        """Waits for a job that may run; None when there will be no more."""
+        """Waits for a job that may run; None once the reader is closed."""
         with self._changed:
             while not self._closed:
                 for job in self._queue:

@@ -8,7 +8,8 @@ from sluice_runtime.handover.transfer.backend import Piece, TransferError
 
 
 class ChecksumMismatchError(TransferError):
-    """Other bytes than the peer announced: exchanged, stale or overwritten pages."""
+    """The bytes differ from those that the peer announced: the pages were swapped, stale or
+    overwritten."""
 
     reason = "ChecksumMismatch"
 
@@ -26,14 +27,14 @@ class ReaderFullError(TransferError):
 
 
 class StagingLostError(TransferError):
-    """No block of staging memory is left; reads that timed out may still write all of them. The
-    engine has to be restarted."""
+    """No block of staging memory is left, because reads that timed out may still write into all of
+    them. The engine has to be restarted."""
 
     reason = "StagingLost"
 
 
 class UnexpectedError(TransferError):
-    """A bug, ours or a library's. Nothing is known of what was read."""
+    """A bug of ours or of a library; what was read is unknown."""
 
     reason = "Unexpected"
 
@@ -43,7 +44,8 @@ class UnexpectedError(TransferError):
 
 @dataclass(frozen=True, slots=True)
 class ReadJob:
-    """One chunk of one room. `pieces` in the order of the pages: the checksum goes by it."""
+    """Read of one chunk of one room. `pieces` are in the order of the pages, which the checksum
+    depends on."""
 
     room: int
     session: str
@@ -52,15 +54,15 @@ class ReadJob:
     timeout_seconds: float
     """Seconds that the read may take, from its start in a thread."""
     parts: int | None = None
-    """Parts of each page, where the peer has another number of ranks: pieces are whole pages
-    then."""
+    """Parts of each page if the peer has another number of ranks; pieces are then whole pages.
+    None: the numbers are equal."""
     end_token: int = 0
-    """Token at which the chunk ends, for the collector of the result."""
+    """End of the chunk in tokens, for the code that collects the result."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadResult:
-    """The bytes are there and right when `error` is None."""
+    """Result of a read. If `error` is None, all bytes arrived and are verified."""
 
     job: ReadJob
     seconds: float
@@ -73,7 +75,7 @@ class ReaderCounts:
     """Counts since the start, for metrics."""
 
     reads: int
-    """Reads that brought every byte."""
+    """Successful reads."""
     read_bytes: int
     read_seconds: float
     failures: dict[str, int]

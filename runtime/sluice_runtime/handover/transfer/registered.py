@@ -16,12 +16,13 @@ from sluice_runtime.handover.transfer.backend import NotRegisteredError
 
 
 class RegisteredMemory:
-    """Addresses that may be read and written. A few large ranges, so all are looked at."""
+    """Ranges that may be read and written. There are a few large ones, so every look-up goes
+    through all."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ranges: tuple[tuple[int, int], ...] = ()
-        """(first address, address behind the last)."""
+        """(first address, address after the last)."""
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
@@ -42,7 +43,7 @@ class RegisteredMemory:
         """The bytes themselves, not a copy.
 
         Raises:
-            NotRegisteredError: one of them is outside.
+            NotRegisteredError: a byte is outside the registered ranges.
         """
         if not self.holds(address, length_bytes):
             raise NotRegisteredError(
@@ -54,7 +55,7 @@ class RegisteredMemory:
 def check_range(address: int, length_bytes: int) -> None:
     """
     Raises:
-        NotRegisteredError: no backend can register this.
+        NotRegisteredError: no backend can register this range.
     """
     if address <= 0 or length_bytes <= 0:
         raise NotRegisteredError(
@@ -64,7 +65,7 @@ def check_range(address: int, length_bytes: int) -> None:
 
 
 def memory_at(address: int, length_bytes: int) -> memoryview:
-    """A writable view of raw memory. The caller sees to it that it is there."""
+    """A writable view of raw memory. The caller makes sure that the memory exists."""
     return memoryview((ctypes.c_char * length_bytes).from_address(address)).cast("B")
 
 
@@ -82,6 +83,7 @@ def checksum(ranges: Iterable[tuple[int, int]], room: int = 0) -> int:
 def checksum_of_pages(
     base_address: int, page_bytes: int, page_ids: Sequence[int], room: int = 0
 ) -> int:
-    """Checksum over whole pages of a pool in the order given. `base_address`: of page 0."""
+    """Checksum over whole pages of a pool, in the order of `page_ids`. `base_address`: address of
+    page 0."""
     ranges = ((base_address + page * page_bytes, page_bytes) for page in page_ids)
     return checksum(ranges, room)

@@ -1,7 +1,8 @@
-"""The backends that `kvTransfer.backend` can name. A new one is one more line here, one of the
-contract's `WIRES`, and one more parameter of the conformance tests.
+"""The backends that `kvTransfer.backend` can name. A new backend needs a line here, a row in the
+contract's `WIRES`, and a parameter of the conformance tests.
 
-A backend's module is imported when it is chosen, since its package may not be installed.
+A backend's module is imported only when the backend is chosen, since its package may not be
+installed.
 """
 
 from __future__ import annotations
@@ -29,15 +30,16 @@ class TransferSettings:
     """Address by which peers reach this process: the pod's IP."""
     protocol: str = "tcp"
     device: str | None = None
-    """RDMA device; the backend chooses when it is None."""
+    """RDMA device; None: the backend chooses."""
 
 
 Factory = Callable[[TransferSettings], TransferBackend]
 
 
 def refuse_missing_device(settings: TransferSettings, folder: Path = RDMA_DEVICES) -> None:
-    """Raises InvalidConfigError where RDMA is asked for and there is no such device: Mooncake would
-    use TCP without a word, NIXL would name none. `folder`: where the kernel lists devices."""
+    """Raises InvalidConfigError if RDMA is configured but its device does not exist: Mooncake would
+    silently use TCP, and NIXL would not name the device. `folder`: where the kernel lists
+    devices."""
     if settings.protocol != "rdma":
         return
     found = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
@@ -67,7 +69,8 @@ def _nixl(settings: TransferSettings) -> TransferBackend:
     refuse_missing_device(settings)
     from sluice_runtime.handover.transfer.nixl import NixlBackend
 
-    # UCX ends without an adapter, as TCP is not among its transports; the first port of a device.
+    # Without an adapter UCX fails, since TCP is not among its transports. `:1` is a device's first
+    # port.
     return NixlBackend("rc", f"{settings.device}:1" if settings.device else None)
 
 
@@ -80,7 +83,7 @@ def create_backend(name: str, settings: TransferSettings) -> TransferBackend:
     """A backend that is ready to register memory.
 
     Raises:
-        StartupError: there is none of this name, its package is not there, or it does not start.
+        StartupError: no backend has this name, its package is missing, or it does not start.
     """
     if (wrong := wire_error("kvTransfer", name, settings.protocol)) is not None:
         raise InvalidConfigError(str(wrong))

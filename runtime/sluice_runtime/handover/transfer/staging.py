@@ -1,6 +1,7 @@
-"""Blocks of host memory through which pages are read, and those of a device are checked.
+"""Blocks of host memory through which pages are read, and through which pages in device memory are
+checked.
 
-Knows no device: `StagingMemory` copies.
+Knows no device; a `StagingMemory` makes the copies.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class StagingMemory(Protocol):
 
 
 class Blocks:
-    """Blocks of a staging memory, and which of them are free."""
+    """Blocks of a staging memory, of which some are free."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
         self._count = len(numbers)
@@ -44,10 +45,10 @@ class Blocks:
         self._free = list(numbers)
 
     def take(self) -> int:
-        """There is one for each thread that reads, as long as none is lost.
+        """Takes a free block. Each reading thread finds one unless blocks were lost.
 
         Raises:
-            StagingLostError: all are lost.
+            StagingLostError: all blocks are lost.
         """
         with self._lock:
             if not self._free:
@@ -63,12 +64,12 @@ class Blocks:
 
 
 class DeviceChecksum:
-    """Checksums of a pool on a device: its bytes are copied into a private block. A host's pool is
-    copied too where the checksum goes by the order of other ranks."""
+    """Computes checksums of pages in device memory, by copies in a private block. Pages in host
+    memory are copied too if the checksum needs another engine's order of heads."""
 
     def __init__(self, memory: StagingMemory, pool_address: int, *, in_place: bool = False) -> None:
-        """`memory`: with a private block for each thread that asks. `in_place`: the pool is in host
-        memory, and bytes in its own order are not copied."""
+        """`memory`: has a private block for each calling thread. `in_place`: whether the pool is in
+        host memory, so that bytes in its own order are not copied."""
         self._memory = memory
         self._in_place = in_place
         shared, private = memory.counts
@@ -78,8 +79,8 @@ class DeviceChecksum:
     def __call__(
         self, ranges: Iterable[tuple[int, int]], room: int, parts: int | None = None
     ) -> int:
-        """Checksum of `ranges`. `parts`: in the order that pages have in an engine of that many
-        ranks; None: in ours."""
+        """Checksum of `ranges`. `parts`: ranks of the engine in whose order the bytes are checked;
+        None: our own order."""
         if self._in_place and parts is None:
             return checksum(ranges, room)
         memory, digest = self._memory, xxhash.xxh3_64(seed=room)
@@ -95,7 +96,7 @@ class DeviceChecksum:
 
 
 def in_blocks(pieces: Sequence[Piece], block_bytes: int) -> Iterator[list[Piece]]:
-    """Parts of at most `block_bytes`, in order; a long piece is divided."""
+    """Groups of pieces of at most `block_bytes` each, in order; long pieces are divided."""
     part, room_bytes = list[Piece](), block_bytes
     for remote, local, length in pieces:
         done = 0

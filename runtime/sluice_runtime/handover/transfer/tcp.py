@@ -1,7 +1,7 @@
-"""Backend TCP: our own, and the readable reference of what a backend does.
+"""Backend TCP: our own implementation, and the readable reference for other backends.
 
-A read is one request on a connection that is kept for the next one. A connection on which anything
-went wrong is closed at once, so that nothing can land after an error.
+A read is one request, on a connection that is kept for the next read. After any error the
+connection is closed at once, so that no bytes can arrive later.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ from sluice_runtime.handover.transfer.tcp_wire import (
 )
 
 MAX_IDLE: Final = 8
-"""Connections that are kept for one peer."""
+"""Most idle connections that are kept for one peer."""
 MAX_PEERS: Final = 64
-"""Most peers with kept connections; those of a peer that is gone are closed when others come."""
+"""Most peers with idle connections; beyond it, those of the least recently used peers are
+closed."""
 
 
 class TcpBackend:
-    """Serves from the constructor until `close`."""
+    """Backend that serves reads from the constructor until `close`."""
 
     name: Final = "TCP"
     is_authenticated: Final = True
@@ -108,7 +109,7 @@ def _read(
     views: Sequence[memoryview],
     deadline: float,
 ) -> None:
-    """Closes the connection if not every byte came."""
+    """Reads `ranges` into `views`; closes the connection after any error."""
     try:
         connection.settimeout(remaining(deadline))
         connection.sendall(pack_request(token, ranges))
@@ -121,7 +122,7 @@ def _read(
 
 
 class IdleConnections:
-    """Connections between two reads. Taken by one reader at a time."""
+    """Idle connections, between two reads. One reader at a time takes a connection."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -129,7 +130,7 @@ class IdleConnections:
         self._closed = False
 
     def take(self, session: str, deadline_seconds: float) -> socket.socket:
-        """One that is kept and that the peer has not closed, or a new one."""
+        """An idle connection that the peer has not closed, or else a new one."""
         while True:
             with self._lock:
                 connection = self._idle[session].pop() if self._idle.get(session) else None
@@ -138,7 +139,7 @@ class IdleConnections:
                 return connect(session, deadline_seconds)
             if not _readable(connection):
                 return connection
-            connection.close()  # its peer closed it: between two requests, nothing is sent to us
+            connection.close()  # the peer closed it: it sends nothing else between two requests
 
     def give_back(self, session: str, connection: socket.socket) -> None:
         with self._lock:
@@ -147,13 +148,13 @@ class IdleConnections:
                 connection.close()
             else:
                 idle.append(connection)
-            self._idle[session] = idle  # the last one is the one used most recently
+            self._idle[session] = idle  # the last entry is the most recently used
             for stale in list(islice(self._idle, max(0, len(self._idle) - MAX_PEERS))):
                 _close_all(self._idle.pop(stale))
 
     def _close_dead(self) -> None:
-        """Closes connections that the peer has closed. They would stay open here until their peer
-        is read again, which may be never."""
+        """Closes connections that their peers have closed. Otherwise they would stay open here
+        until the peer is read again, perhaps never."""
         with self._lock:
             for session, idle in list(self._idle.items()):
                 dead = [connection for connection in idle if _readable(connection)]
@@ -180,7 +181,7 @@ def connect(session: str, deadline_seconds: float) -> socket.socket:
 def token_of(session: str) -> bytes:
     """
     Raises:
-        OtherEpochError: it is no session of this backend.
+        OtherEpochError: the text is not a session of this backend.
     """
     try:
         token = bytes.fromhex(session.partition("#")[2])
@@ -201,7 +202,7 @@ def _check(status: int) -> None:
 
 
 def _readable(connection: socket.socket) -> bool:
-    """Unlike `select`, also of descriptors above 1,023."""
+    """Whether there is something to read; unlike `select`, works for descriptors above 1,023."""
     poller = select.poll()
     poller.register(connection, select.POLLIN)
     return bool(poller.poll(0))

@@ -1,6 +1,6 @@
-"""Serves ranges of registered memory to whoever knows this process's token, and nothing else.
+"""Serves ranges of registered memory, and nothing else, to peers that know this process's token.
 
-A thread that accepts and one for each connection. Knows neither pages nor what is asked for.
+One thread accepts connections; each connection has its own thread. Knows no pages.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sluice_runtime.handover.transfer.tcp_wire import (
 
 MAX_CONNECTIONS: Final = 256
 IDLE_SECONDS: Final = 300.0
-"""A connection without a request is closed after this; clients connect again."""
+"""Time without a request after which a connection is closed; clients connect again."""
 STALL_SECONDS: Final = 10.0
 """Time without progress after which a peer is dropped."""
 PORTS_TRIED: Final = 64
@@ -105,7 +105,7 @@ class TcpServer:
             connection.close()
 
     def _answer(self, connection: socket.socket) -> bool:
-        """One request; false when it was refused."""
+        """Serves one request; returns False if it was refused."""
         header = receive(connection, HEADER.size, time.monotonic() + IDLE_SECONDS)
         deadline = time.monotonic() + STALL_SECONDS
         try:
@@ -132,7 +132,7 @@ def _refuse(connection: socket.socket, status: Status) -> bool:
 
 
 def listen(host: str) -> socket.socket:
-    """Listens on a random port of the range that NetworkPolicies let through.
+    """Listens on a random port of the range that NetworkPolicies allow.
 
     Raises:
         StartupError: the address is not ours, or no port is free.

@@ -1,7 +1,7 @@
 """Requests and replies of backend TCP. Knows no memory.
 
-A request: header (magic, the server's token, number of ranges), then address and length of each.
-The reply: one byte of status; after OK, the bytes of all ranges, one after the other.
+A request is a header (magic, the server's token, number of ranges), then address and length of each
+range. The reply is one byte of status and, after OK, the bytes of all ranges in order.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ MAGIC: Final = b"SLKV1"
 HEADER: Final = struct.Struct(f"!{len(MAGIC)}s{TOKEN_BYTES}sI")
 RANGE: Final = struct.Struct("!QQ")
 BLOCK_BYTES: Final = 8 << 20
-"""Sent or received between two looks at the clock, at most."""
+"""Most bytes that are sent or received between two checks of the clock."""
 
 Range = tuple[int, int]
 """(address, length in bytes)."""
 
 
 class Status(IntEnum):
-    """First byte of a reply. Only after OK is the connection used again."""
+    """First byte of a reply. The connection is used again only after OK."""
 
     OK = 0
     OTHER_EPOCH = 1
-    """The token is that of another life of a process at this address."""
+    """The token is of another process that had this address."""
     NOT_REGISTERED = 2
     MALFORMED = 3
 
@@ -59,7 +59,7 @@ def receive_into(connection: socket.socket, view: memoryview, deadline_seconds: 
     """Fills `view` by `deadline_seconds` on the monotonic clock.
 
     Raises:
-        TimeoutError: not all of it came.
+        TimeoutError: not all bytes arrived in time.
         ConnectionError: the peer closed the connection.
     """
     while view:
@@ -76,17 +76,17 @@ def receive(connection: socket.socket, count: int, deadline_seconds: float) -> b
 
 
 def send(connection: socket.socket, data: memoryview, stall_seconds: float) -> None:
-    """All of it, as long as each block is taken within `stall_seconds`."""
+    """Sends all of `data`, provided that the peer accepts each block within `stall_seconds`."""
     connection.settimeout(stall_seconds)
     for start in range(0, len(data), BLOCK_BYTES):
         connection.sendall(data[start : start + BLOCK_BYTES])
 
 
 def remaining(deadline_seconds: float) -> float:
-    """Seconds that are left.
+    """Seconds left until `deadline_seconds`.
 
     Raises:
-        TimeoutError: none.
+        TimeoutError: no time is left.
     """
     if (left := deadline_seconds - time.monotonic()) <= 0:
         raise TimeoutError("the deadline is over")

@@ -1,8 +1,8 @@
-"""A family of models: what its config.json means, which tensors its layers have, and the memory
-of these.
+"""A family of models: how to read its config.json, which tensors its layers have, and how much
+memory these take.
 
-The methods are those of Llama. What several families have besides is a value; what one alone has
-overrides a method, in its own file.
+The methods implement Llama. A difference that several families share is a field here; a difference
+of one family overrides a method, in its own file.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Family:
     qkv_bias: bool = False
     """Whether queries, keys and values have biases."""
     joined_gate_up: bool = False
-    """Whether a checkpoint has both inputs of the gated part in one matrix."""
+    """Whether a checkpoint stores the gate and up matrices as one."""
     experts: ExpertNames | None = None
     """Names of the feed-forward parts of experts; None: there are none."""
     partial_rotary: bool = False
@@ -88,14 +88,14 @@ class Family:
     rope_types: tuple[str, ...] = ROPE_TYPES
     """Allowed types: those that transformers computes for the family."""
     whole_every: int | None = None
-    """Distance of the layers that attend to all tokens, where the others have a window; None: no
-    layer has a window of its own."""
+    """Every how many layers one attends to all tokens, while the others have a window; None: all
+    layers attend alike."""
     torch_only: str = ""
-    """Parts that plain torch alone computes, for people; empty: none."""
+    """Parts that only plain torch can compute, as text for a message; empty: none."""
     defaults: Config = field(default_factory=dict)
-    """Meaning of missing keys that are no sizes: those are in the contract's `DEFAULTS`."""
+    """Values for missing keys other than sizes, whose defaults are in the contract's `DEFAULTS`."""
     features: Features = field(default_factory=dict)
-    """Values of `FEATURES` that differ."""
+    """Values that differ from those in `FEATURES`."""
 
     def spec(self, config: Config) -> ModelSpec:
         """Spec that a config.json of this family describes, with `defaults` for missing keys.
@@ -146,21 +146,23 @@ class Family:
         )
 
     def prefix(self, checkpoint: Checkpoint) -> str:
-        """Prefix of names in the checkpoint, but that of the head."""
+        """Prefix of all names in the checkpoint except the output layer's."""
         return "model."
 
     def source(self, checkpoint: Checkpoint, weights: WeightSource) -> WeightSource:
-        """The checkpoint's tensors, by the names that `prefix` and layers have here."""
+        """The checkpoint's tensors, under the names that this class uses for them."""
         return weights
 
     def read_layer(self, reader: Reader, prefix: str, width: int, index: int = 0) -> LayerWeights:
-        """The layer that is called `prefix`; queries, keys and values have `width` inputs."""
+        """Reads the layer whose tensor names begin with `prefix`; queries, keys and values have
+        `width` inputs."""
         layer = self.layer(reader, prefix, width, index)
         reader.weights.settle()
         return in_pair_order(layer, reader.spec)
 
     def layer(self, reader: Reader, prefix: str, width: int, index: int) -> LayerWeights:
-        """Tensors of a layer, whose values are there once they are settled: see `read_layer`."""
+        """Tensors of a layer; their values are valid once the reader has settled: see
+        `read_layer`."""
         spec, names, attention = reader.spec, self.norms, f"{prefix}.self_attn"
         sizes = qkv_sizes(spec)
 
@@ -209,7 +211,7 @@ class Family:
     def expert_part(
         self, reader: Reader, part: str, names: ExpertNames, experts: Experts
     ) -> ExpertsWeights:
-        """Feed-forward part of experts that is called `part`."""
+        """Feed-forward part with experts whose tensor names begin with `part`."""
         return ExpertsWeights(
             router=reader.matrix(f"{part}.gate", experts.count, reader.spec.hidden_size),
             experts=[
@@ -231,7 +233,7 @@ class Family:
         return MlpWeights(gate, up, reader.matrix(f"{part}.{names.down}", hidden, width))
 
     def last_norm(self, spec: ModelSpec, stored: Tensor) -> Tensor:
-        """Norm before the output layer, of the weights in the checkpoint."""
+        """Weights of the norm before the output layer, from the stored ones."""
         return stored
 
     def norm_values(self, spec: ModelSpec, ranks: int) -> int:
@@ -239,19 +241,20 @@ class Family:
         return self.norms.count * spec.hidden_size + (2 * spec.head_dim if self.qk_norm else 0)
 
     def bias_values(self, spec: ModelSpec, ranks: int) -> int:
-        """Numbers beside matrices and norms that a rank's attention has in a layer."""
+        """Number of weight values of a layer's attention on a rank besides matrices and norms."""
         return sum(qkv_sizes(spec).values()) // ranks if spec.qkv_bias else 0
 
     def expert_bias_values(self, spec: ModelSpec, experts: Experts, ranks: int) -> int:
-        """Biases of the experts of a layer, and of its router, on a rank."""
+        """Number of biases of a layer's experts and router on a rank."""
         return 0
 
     def expert_step_values(self, hidden: int, width: int) -> int:
-        """Numbers that an expert's step holds at once for a token, at most; `width`: a rank's."""
+        """Most values that an expert holds at once for each token; `width`: a rank's part of its
+        width."""
         return max(2 * hidden, hidden + 2 * width, 4 * width)
 
     def gathered_values(self, values: int, head_dim: int) -> int:
-        """Numbers that attention holds at once, which gathers so many `values` in plain torch."""
+        """Values that plain torch's attention holds at once while it gathers `values` of them."""
         return values
 
 

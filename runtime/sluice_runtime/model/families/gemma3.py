@@ -1,5 +1,6 @@
-"""Gemma 3: norms in float32 before and after each part, scaled embeddings and queries, windows with
-a rotation of their own. From 4b on a checkpoint has a vision part too, which is not read."""
+"""Gemma 3: norms in float32 before and after each part, scaled embeddings and queries, and layers
+with a window and their own rotation. Checkpoints from 4b on also have a vision part, which is not
+read."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ class Gemma3Spec(ModelSpec):
     """Spec of Gemma 3."""
 
     query_scale: float
-    """Factor on queries, beside 1 / sqrt(head_dim): their norms include it."""
+    """Factor on queries in addition to 1 / sqrt(head_dim); it is multiplied into the query
+    norms."""
 
 
 class _Gemma3(Family):
@@ -79,7 +81,7 @@ class _Gemma3(Family):
 
 
 def _true(stored: Tensor | None) -> Tensor | None:
-    """Norm of stored weights, which checkpoints have less 1."""
+    """Norm weights from stored ones, which are smaller by 1."""
     return None if stored is None else stored + 1
 
 
@@ -92,8 +94,8 @@ class _Gemma3WithVision(_Gemma3):
         return super().spec(config)
 
     def prefix(self, checkpoint: Checkpoint) -> str:
-        """Prefix that replaces `model.` in names of the language model. Mostly all names of that
-        part begin alike, its head's too; otherwise the head is that of the whole."""
+        """Prefix that replaces `model.` in names of the language model. In most checkpoints the
+        output layer's name has the outer prefix too; in the others it has none."""
         inner = checkpoint.stored(f"{_INNER}embed_tokens.weight") is not None
         return _INNER if inner else f"{_OUTER}model."
 
@@ -103,8 +105,8 @@ class _Gemma3WithVision(_Gemma3):
 
 @dataclass(frozen=True)
 class _TextPart:
-    """The tensors of a checkpoint's language model, by the names that they have in a checkpoint
-    without other parts. See `WeightSource`."""
+    """`WeightSource` of a checkpoint's language model, under the names of a checkpoint that is only
+    a language model."""
 
     source: WeightSource
     prefix: str

@@ -1,4 +1,4 @@
-"""GLM-4: config.json says whether there are biases, and neighbours are a pair of the rotation."""
+"""GLM-4: config.json says whether there are biases; the rotation pairs neighbouring dimensions."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """gpt-oss: attention sinks, windows in every second layer, and experts with biases and a clamped
-gate, all of a layer's in one tensor."""
+gate. A layer's experts are in one tensor."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ROPE: Final[Config] = {
     "truncate": False,
 }
 _SINK_VALUES: Final = 8
-"""Values by which heads are longer where attention gathers them with a sink."""
+"""Values by which attention with a sink lengthens each gathered head."""
 
 
 class _GptOss(Family):
@@ -92,7 +92,7 @@ class _GptOss(Family):
         return experts.count * (outputs + 1)
 
     def expert_step_values(self, hidden: int, width: int) -> int:
-        # Biases have a row for each token of an expert.
+        # Each of an expert's tokens has its own row of biases.
         return max(hidden + 4 * width, 2 * hidden + width)
 
     def gathered_values(self, values: int, head_dim: int) -> int:

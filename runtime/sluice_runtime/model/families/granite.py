@@ -22,9 +22,9 @@ class _GraniteSpec(ModelSpec):
 
 class _Granite(Family):
     def spec(self, config: Config) -> ModelSpec:
-        """Spec whose residual stream is divided by residual_multiplier, and not what is added to
-        it: after a norm, whose epsilon is divided by its square, both are equal. So matrices and
-        adapters keep their numbers."""
+        """Spec that divides the residual stream by residual_multiplier, instead of multiplying what
+        is added to it. After a norm whose epsilon is divided by the multiplier's square, both give
+        equal results, and weights and adapters stay as stored."""
         spec, residual = super().spec(config), positive_number(config, "residual_multiplier")
         own = {
             "norm_eps": spec.norm_eps / residual**2,
@@ -34,7 +34,8 @@ class _Granite(Family):
         return _GraniteSpec(**vars(spec) | own)
 
     def ropes(self, config: Config, head_dim: int) -> tuple[Rope, None]:
-        """Rope that gives half of the factor on scores to queries, and half to keys."""
+        """Rope that applies the square root of the factor on scores to queries, and again to
+        keys."""
         rope, _ = super().ropes(config, head_dim)
         scores = positive_number(config, "attention_multiplier") * math.sqrt(head_dim)
         return replace(rope, magnitude=math.sqrt(scores)), None

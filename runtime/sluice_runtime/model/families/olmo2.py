@@ -1,4 +1,5 @@
-"""OLMo 2: norms after each part only, and over all heads of queries at once, and of keys."""
+"""OLMo 2: norms only after each part; queries are normed over all heads at once, and so are
+keys."""
 
 from __future__ import annotations
 

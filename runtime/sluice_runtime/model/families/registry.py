@@ -1,4 +1,5 @@
-"""The registry of architectures: a `Family` for each name, here where values alone describe it."""
+"""The registry of architectures: a `Family` for each name. Families that need only values are
+defined here."""
 
 from __future__ import annotations
 
@@ -58,5 +59,5 @@ def spec_from(config: Config) -> ModelSpec:
 
 
 def family_of(spec: ModelSpec) -> Family:
-    """The family that a spec was read by."""
+    """The family that read a spec."""
     return ARCHITECTURES[spec.architecture]

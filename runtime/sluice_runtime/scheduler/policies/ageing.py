@@ -1,10 +1,10 @@
-"""Bounds every policy against starving: tenants share what is admitted, and one admission in
-four is for a request that has waited too long.
+"""Keeps every policy from starving requests: tenants share admissions, and one admission in four is
+for a request that has waited too long.
 
-Requests that waited longer than a bound are taken in the order of the queue, and admission stops at
-the first that does not fit. So each waits at most for the bound, and then for four times as many
-admissions as there were requests before it. Under overload, when everyone has waited too long, the
-policy still decides about the other three.
+Requests that have waited longer than a bound are taken in the order of the queue, and admission
+stops at the first that does not fit. So after the bound, a request waits for at most four
+admissions for each request before it. Under overload, when all have waited too long, the policy
+still decides three admissions in four.
 
 Requests that were sent back in the middle of an answer began before all others, and go first.
 """
@@ -29,7 +29,7 @@ from sluice_runtime.scheduler.policies.orders import (
 from sluice_runtime.scheduler.request import Request
 
 PASSED_OVER_SECONDS: Final = 30.0
-"""Maximum time that a request waits for the policy alone."""
+"""Time that a request waits before the policy no longer decides alone about it."""
 ADMISSIONS_PER_AGED: Final = 4
 
 
@@ -77,9 +77,11 @@ class OverdueTurns(Generic[Waiting]):
 
 
 class AdmissionOrder:
-    """One engine's order: its policy, bounded, and what it must know of earlier admissions.
+    """One engine's admission order: its policy with bounded waiting, and its memory of earlier
+    admissions.
 
-    `resumes_first`: requests that were sent back go before all others; else the policy places them.
+    `resumes_first`: whether retracted requests go before all others; otherwise the policy places
+    them.
     """
 
     def __init__(self, policy: Policy, seed: int = 0, *, resumes_first: bool = True) -> None:
@@ -94,7 +96,7 @@ class AdmissionOrder:
     ) -> Iterator[Request]:
         """The waiting requests in order; sorted only when the first is asked for."""
         if self._policy is first_come_first_served and not _several_tenants(waiting):
-            # The queue has this order, with those that were sent back in front.
+            # The queue is in this order already, with retracted requests in front.
             yield from waiting
             return
         view = replace(context(), turn=self._turn, seed=self._seed)
@@ -120,8 +122,8 @@ class AdmissionOrder:
         return self._overdue.order(self._shared(waiting, context), overdue)
 
     def _shared(self, waiting: Sequence[Request], context: PolicyContext) -> Iterable[Request]:
-        """The policy's order; where several tenants wait, they take turns in it. A policy that
-        preempts goes by priority first, which is bounded for each tenant."""
+        """The policy's order, in which tenants take turns if several wait. A preempting policy
+        orders by priority before tenants; the router bounds each tenant's priority."""
         ordered = self._policy(waiting, context)
         if not _several_tenants(waiting):
             return ordered
@@ -136,8 +138,9 @@ def _several_tenants(waiting: Iterable[Request]) -> bool:
 def shared_by_tenants(
     ordered: Iterable[Request], running: Iterable[Request], *, by_priority: bool
 ) -> Iterator[Request]:
-    """Keeps the order within each tenant. The next place is for the tenant with the fewest running
-    requests, counting those placed before. `by_priority`: among requests of one priority only.
+    """Lets tenants take turns, each in its own order: the next place is for the tenant with the
+    fewest running and already placed requests. `by_priority`: only among requests of equal
+    priority.
 
     The router has signed the tenant, so clients cannot choose it.
     """

@@ -1,7 +1,7 @@
-"""A table of admission orders, and what they look at.
+"""A table of admission orders, and their inputs.
 
-A policy is a pure function of the waiting requests and a `PolicyContext`, values that are made for
-each step. It does not bound the waiting (`ageing` does) and decides nothing about what fits.
+A policy is a pure function of the waiting requests and a `PolicyContext`, which is made for each
+step. It does not limit how long a request waits (`ageing` does), nor decide what fits.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from typing import Final
 from sluice_runtime.scheduler.request import Request
 
 MAX_LOOKED_UP: Final = 128
-"""Maximum waiting requests that are looked up in the prefix cache; with more, that costs more than
-it gains."""
+"""Most waiting requests to look up in the prefix cache; looking up more costs more than it
+gains."""
 ANSWER_TOKENS_CLIP: Final = 4096
-"""Maximum answer length that is counted: clients that give no max_tokens rarely use all of it."""
+"""Longest answer that is counted, in tokens: clients without max_tokens rarely use the whole
+limit."""
 SECONDS_PER_TOKEN: Final = 0.001
-"""Factor from work to time where waiting is weighed against it; only its magnitude matters."""
+"""Seconds that a token of work counts for when work is compared with waiting; only the magnitude
+matters."""
 PICKS: Final = 10
-"""Requests of one key that are admitted before the next key has its turn."""
+"""Requests of one routing key that are admitted before the next key's turn."""
 LIGHT: Final = 0.3
 HEAVY: Final = 0.8
 WORTH_FINDING: Final = 0.1
@@ -36,7 +38,7 @@ LAST: Final = (1, 0)
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The key whose requests were admitted last, and how many of them in a row."""
+    """The routing key admitted last, and how many of its requests were admitted in succession."""
 
     key: tuple[str, str] = ("", "")
     """The last admitted request's `Request.turn_key`."""
@@ -67,8 +69,8 @@ class PolicyContext:
     """Predicted time for the rest of the prompt that is being computed."""
 
     def prefill_tokens(self, waiting: Sequence[Request]) -> Callable[[Request], int]:
-        """A function that returns the tokens to compute before a waiting request's next one. Cached
-        tokens are taken off, unless more wait than can be looked up."""
+        """Function that returns how many tokens have to be computed before a waiting request's next
+        token. Cached tokens are subtracted, unless more requests wait than can be looked up."""
         matched = self.matched_tokens
         if matched is None or len(waiting) > MAX_LOOKED_UP:
             return lambda request: request.uncomputed_tokens
@@ -76,8 +78,8 @@ class PolicyContext:
 
 
 Policy = Callable[[Sequence[Request], PolicyContext], Iterable[Request]]
-"""(waiting requests, retracted ones first and then as they arrived; context) → the same requests in
-the order in which they are offered to admission."""
+"""(waiting requests, retracted ones first, then in order of arrival; context) → these requests in
+the order of admission."""
 
 
 def first_come_first_served(
@@ -89,20 +91,21 @@ def first_come_first_served(
 
 
 def shuffled(waiting: Sequence[Request], context: PolicyContext) -> Iterable[Request]:
-    """Good for comparing against: an order that knows nothing, and is the same for equal seeds."""
+    """Good for comparison: a random order, equal for equal seeds."""
     seed = context.seed & 0xFFFFFFFF
     return sorted(waiting, key=lambda r: (zlib.crc32(r.request_id.encode(), seed), r.request_id))
 
 
 def highest_priority_first(waiting: Sequence[Request], context: PolicyContext) -> Iterable[Request]:
-    """Good where requests are not equally urgent: the highest `priority` first, and among equals
-    the first that came."""
+    """Good if requests differ in urgency: the highest `priority` first, and equal priorities in
+    order of arrival."""
     del context
     return sorted(waiting, key=lambda request: -request.priority)
 
 
 def longest_output_first(waiting: Sequence[Request], context: PolicyContext) -> Iterable[Request]:
-    """Good for offline batches: the longest answers start first, so that none runs on alone."""
+    """Good for offline batches: the longest answers start first, so that no long answer runs alone
+    at the end."""
     del context
     return sorted(waiting, key=lambda request: -request.remaining_tokens)
 
@@ -115,7 +118,7 @@ def shortest_prefill_first(waiting: Sequence[Request], context: PolicyContext) -
 def highest_response_ratio_next(
     waiting: Sequence[Request], context: PolicyContext
 ) -> Iterable[Request]:
-    """Good for unlike requests together: short ones go first, long ones gain rank by waiting."""
+    """Good for mixed requests: short ones go first, and long ones gain rank by waiting."""
     work = remaining_work(waiting, context)
 
     def response_ratio(request: Request) -> float:
@@ -126,7 +129,7 @@ def highest_response_ratio_next(
 
 
 def remaining_work(waiting: Sequence[Request], context: PolicyContext) -> Callable[[Request], int]:
-    """A function that returns a waiting request's tokens still to compute, of the prompt and at
+    """Function that returns how many tokens a waiting request still needs: of the prompt, and at
     most of the answer; at least 1."""
     prefill = context.prefill_tokens(waiting)
 
@@ -137,7 +140,8 @@ def remaining_work(waiting: Sequence[Request], context: PolicyContext) -> Callab
 
 
 def longest_prefix_match(waiting: Sequence[Request], context: PolicyContext) -> Iterable[Request]:
-    """Good for chats and shared system prompts: what is cached is used before it is evicted."""
+    """Good for chats and shared system prompts: cached prefixes are used before they are
+    evicted."""
     matched = context.matched_tokens
     if matched is None or len(waiting) > MAX_LOOKED_UP:
         return waiting
@@ -146,16 +150,16 @@ def longest_prefix_match(waiting: Sequence[Request], context: PolicyContext) -> 
 
 
 def depth_first_by_weight(waiting: Sequence[Request], context: PolicyContext) -> Iterable[Request]:
-    """Good for long queues of prompts that begin alike: one branch of the cache is finished before
-    the next, the one that most requests wait for first."""
+    """Good for long queues of prompts with common prefixes: the cache's branches are finished one
+    by one, starting with the branch that most requests wait for."""
     path_of = context.matched_path
     if path_of is None:
         return waiting
     looked_up, rest = waiting[:MAX_LOOKED_UP], waiting[MAX_LOOKED_UP:]
     paths = {request.request_id: path_of(request) for request in looked_up}
     weight = Counter(node for path in paths.values() for node in path)
-    # A request that ends at a node comes after those that go on below it: they have more cached.
-    # So requests with nothing cached come last, and take no pages from the others.
+    # A request that ends at a node comes after requests that continue below it, which have more
+    # cached. So requests with nothing cached come last, and take no pages from the others.
     order = sorted(
         looked_up,
         key=lambda request: [*((-weight[node], node) for node in paths[request.request_id]), LAST],
@@ -164,13 +168,14 @@ def depth_first_by_weight(waiting: Sequence[Request], context: PolicyContext) ->
 
 
 def round_robin(waiting: Sequence[Request], context: PolicyContext) -> Iterator[Request]:
-    """Good for several tenants: ten requests of each routing key in turn, however many wait."""
+    """Good for several tenants: ten requests of each routing key in turn, however many requests a
+    key has."""
     queues: dict[tuple[str, str], deque[Request]] = {}
     for request in waiting:
         queues.setdefault(request.turn_key, deque()).append(request)
     turn = context.turn
     unfinished = turn.key in queues and turn.picks < PICKS
-    # The keys in a circle that begins at the one whose turn it is.
+    # The keys in a circle, starting with the key whose turn it is.
     circle = sorted(queues)
     first = (bisect_left if unfinished else bisect_right)(circle, turn.key)
     circle = circle[first:] + circle[:first]
@@ -186,8 +191,8 @@ def round_robin(waiting: Sequence[Request], context: PolicyContext) -> Iterator[
 
 
 def least_slack_first(waiting: Sequence[Request], context: PolicyContext) -> Iterable[Request]:
-    """Good with a promised time to the first token (`slo.ttftMilliseconds`): the nearest deadline
-    first of those that can be kept, then the others; nobody is refused."""
+    """Good with a promised time to first token (`slo.ttftMilliseconds`): requests that can be in
+    time come first, by deadline, then the others; none is refused."""
     if context.ttft_seconds is None:
         return waiting
     late = _late(waiting, context, context.ttft_seconds)
@@ -211,9 +216,10 @@ def given_up(work: Iterable[tuple[int, float, float]], begin_seconds: float) -> 
     """Places that are given up, so that as many others as possible are in time. `work`: place,
     seconds of work and deadline of each, by deadline; all of it is to do from `begin_seconds` on.
 
-    Moore and Hodgson's rule (J. M. Moore, Management Science 15, 1968), which leaves as few late as
-    any order can: deadlines in order, and whenever the sum of the work misses one, the largest so
-    far is given up, of equal ones the last. It knows what waits now, not what comes.
+    Moore and Hodgson's rule (J. M. Moore, Management Science 15, 1968) gives the fewest late
+    requests of any order. It goes through the requests by deadline; whenever the work so far
+    exceeds a deadline, the largest request so far becomes late, and of equal ones the last. It
+    knows requests that wait now, not later arrivals.
     """
     ends, late, kept = begin_seconds, set[int](), list[tuple[float, int]]()
     for place, seconds, deadline in work:
@@ -227,9 +233,9 @@ def given_up(work: Iterable[tuple[int, float, float]], begin_seconds: float) -> 
 
 
 def adaptive(waiting: Sequence[Request], context: PolicyContext) -> Iterable[Request]:
-    """Good when the load is not known: fcfs while it is light, what is cached first while it is
-    heavy, priority or response ratio between."""
-    if context.matched_tokens is not None:  # read here, and again by the policy that is chosen
+    """Good when the load is unknown: fcfs under light load, cached prefixes first under heavy load,
+    priority or response ratio in between."""
+    if context.matched_tokens is not None:  # both this check and the chosen policy read it
         context = replace(context, matched_tokens=cache(context.matched_tokens))
     return policy_for(waiting, context)(waiting, context)
 
@@ -239,8 +245,9 @@ def policy_for(waiting: Sequence[Request], context: PolicyContext) -> Policy:
 
     | load | order | why |
     |---|---|---|
-    | under 0.3 | fcfs | whoever waits joins this step or the next: any other order is work |
-    | 0.3 to 0.8 | priority if the waiting differ in it, else hrrn | time to first token counts |
+    | under 0.3 | fcfs | every waiting request joins this step or the next: sorting is wasted work |
+    | 0.3 to 0.8 | priority if waiting requests differ in it, else hrrn | time to first token counts
+    |
     | over 0.8, prefixes are cached | lpm, dfs-weight in a long queue | shortens the queue |
     | over 0.8 otherwise | hrrn | the work is the same in any order: short ones need not wait long |
     """
@@ -257,7 +264,8 @@ def policy_for(waiting: Sequence[Request], context: PolicyContext) -> Policy:
 
 
 def _prefixes_are_cached(waiting: Sequence[Request], context: PolicyContext) -> bool:
-    """Whether the cache holds enough of the first that wait, as many as may be looked up."""
+    """Whether the cache holds enough of the first waiting requests, looking up no more than
+    MAX_LOOKED_UP."""
     matched = context.matched_tokens
     if matched is None:
         return False
@@ -279,9 +287,10 @@ POLICIES: Final[Mapping[str, Policy]] = {
     "adaptive": adaptive,
     "slack": least_slack_first,
 }
-"""Policies by their name in `schedulingPolicy`; none bounds the waiting."""
+"""Policies by their name in `schedulingPolicy`, without bounds on waiting."""
 ALIASES: Final = {"srtf": "hrrn"}
-"""Further names in `schedulingPolicy`. Among requests that have waited for equally long, `hrrn` is
-shortest remaining time first."""
+"""Further names in `schedulingPolicy`. `srtf`: among requests that have waited equally long, `hrrn`
+is shortest remaining time first."""
 PREEMPTING: Final = frozenset({"priority"})
-"""Policies that may send running requests back for a waiting one, and place those themselves."""
+"""Policies that may retract running requests for a waiting one, and that place retracted requests
+themselves."""

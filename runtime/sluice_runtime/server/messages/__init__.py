@@ -1,2 +1,3 @@
 """Anthropic's `POST /v1/messages` and `/v1/messages/count_tokens`: `request` is the body,
-`translation` makes a chat of it, `events` writes the chat's answer as a message and its events."""
+`translation` translates it into a chat request, `events` writes the answer as a message or as its
+events."""

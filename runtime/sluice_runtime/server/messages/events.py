@@ -1,4 +1,4 @@
-"""A chat's answer as a message: the events of its stream, and the whole object."""
+"""Writes a chat's answer in Anthropic's form: as events of a stream, or as a whole message."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sluice_runtime.server.tools.calls import CallPart
 Event = dict[str, Any]
 
 SIGNATURE: Final = "unsigned"
-"""Signature of thinking blocks: clients send only blocks back that have one."""
+"""Signature of thinking blocks; clients send back only blocks with a signature."""
 _REASONS: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _DELTAS: Final = {"text": "text", "thinking": "thinking", "tool_use": "partial_json"}
 """Field of a block's deltas, by the block's type."""
@@ -31,7 +31,7 @@ class _Block:
     parts: list[str] = field(default_factory=list)
 
     def to_json(self, text: str, signature: str = "") -> dict[str, Any]:
-        """The block with this text, or input."""
+        """The block as JSON, with this text; for a tool call, the text is its input."""
         if self.kind == "text":
             return {"type": "text", "text": text}
         if self.kind == "thinking":
@@ -42,7 +42,7 @@ class _Block:
 
 
 def _input(arguments: str) -> Any:
-    """The object of a call's arguments, which may be cut off."""
+    """A call's arguments as an object; they may be cut off."""
     try:
         value = pydantic_core.from_json(arguments or "{}", allow_partial=True)
     except ValueError:
@@ -98,10 +98,10 @@ class MessageWriter:
         return NamedEvents(tuple(events))
 
     def failure_chunk(self, message: str) -> None:
-        """None: an error event ends the stream."""
+        """Returns None, because an error event ends the stream."""
 
     def whole_response(self, pieces: Iterable[Piece]) -> dict[str, Any]:
-        """The message that is not streamed."""
+        """The whole message, for requests without streaming."""
         for piece in pieces:
             self.chunk(piece)
         content = [block.to_json("".join(block.parts), SIGNATURE) for block in self._blocks]
@@ -153,7 +153,7 @@ class MessageWriter:
         return self._event("content_block_delta", delta={"type": f"{kind}_delta", field_name: text})
 
     def _close(self) -> list[Event]:
-        """Ends the block that is not complete, if there is one."""
+        """Events that end the open block, if there is one."""
         if not self._open:
             return []
         self._open = False
@@ -168,7 +168,7 @@ class MessageWriter:
 
 
 def _usage(usage: Usage) -> dict[str, int]:
-    """Anthropic counts tokens that were cached apart from the others."""
+    """Token counts in Anthropic's form, which excludes cached tokens from `input_tokens`."""
     counts = usage.to_json()
     cached: int = counts["prompt_tokens_details"]["cached_tokens"]
     return {

@@ -26,7 +26,7 @@ class AnthropicErrorAnswer(ResponseModel):
 
 
 class ContentBlock(ResponseModel):
-    """One block of content: by `type`, those of its fields that Anthropic's API has."""
+    """One block of content; its `type` determines which of these fields it has."""
 
     type: Literal["text", "thinking", "tool_use"]
     text: str = ""
@@ -50,7 +50,7 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
 class MessageAnswer(ResponseModel):
-    """`/v1/messages`, whole."""
+    """Whole answer of `/v1/messages`."""
 
     id: str
     type: Literal["message"]
@@ -63,7 +63,7 @@ class MessageAnswer(ResponseModel):
 
 
 class MessageDelta(ResponseModel):
-    """Addition of an event to a block, or to the message: by `type`."""
+    """What an event adds to a block or to the message, by `type`."""
 
     type: Literal["text_delta", "thinking_delta", "signature_delta", "input_json_delta"] | None = (
         None
@@ -77,7 +77,7 @@ class MessageDelta(ResponseModel):
 
 
 class MessageEvent(ResponseModel):
-    """One event of a streamed message: by `type`, those of its fields that Anthropic's API has."""
+    """One event of a streamed message; its `type` determines which of these fields it has."""
 
     type: Literal[
         "message_start",

@@ -1,6 +1,6 @@
-"""The body of `POST /v1/messages`, as types. `translation` makes a chat request of it.
+"""The body of `POST /v1/messages`, as types. `translation` turns it into a chat request.
 
-Content is text; blocks of other types are what `content` does with them.
+Content is text; module `content` handles blocks of other types.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _text_type(kind: object) -> object:
 
 
 class TextBlock(CachedBlock):
-    """Text; a block of another type than this list's is refused as a text that is none."""
+    """Text. A block of a type that the list does not allow is refused as invalid text."""
 
     type: Annotated[Literal["text"], BeforeValidator(_text_type)]
     text: str
@@ -124,7 +124,7 @@ class ToolResult(CachedBlock):
         | None
     ) = None
     is_error: bool | None = None
-    """Not shown to the model: the content says what went wrong."""
+    """The model does not see this flag: the content says what went wrong."""
 
 
 _BLOCKS: Final = {
@@ -134,7 +134,7 @@ _BLOCKS: Final = {
     "tool_use": "of a call",
     "tool_result": "of a result",
 }
-"""Tags by `type`. No refusal shows them, since they are no identifiers."""
+"""Tags of known blocks by `type`. Refusals show no tags of several words."""
 _ALLOWED_BLOCKS: Final = ", ".join(map(shown_json, _BLOCKS))
 
 Block = Annotated[
@@ -158,7 +158,7 @@ _OF_ROLE: Final = {
 
 
 class MessageTurn(RequestModel):
-    """One turn of a conversation. Claude Code sends turns of role system among the others."""
+    """One turn of a conversation. Claude Code also sends turns with role system."""
 
     role: Literal["user", "assistant", "system"]
     content: Content
@@ -251,13 +251,13 @@ class OutputConfig(RequestModel):
 
 
 class UnusedMessagesFields(RequestModel):
-    """Accepted with any value: they do not change the answer."""
+    """Fields that are accepted with any value, because they do not change the answer."""
 
     betas: Any = None
     cache_control: Any = None
     """Prefixes are cached anyway."""
     context_management: Any = None
-    """The client's history is used as it came."""
+    """Ignored: the client's history is used unchanged."""
     diagnostics: Any = None
     inference_geo: Any = None
     metadata: Any = None
@@ -279,7 +279,7 @@ class PromptFields(AnsweredRequest, SamplingFields, UnusedMessagesFields, Constr
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     mcp_servers: Empty | None = None
-    """Nothing is asked of other servers."""
+    """Must be empty: this server calls no other servers."""
     chat_template_kwargs: TemplateOptions | None = None
     """Variables for the model's chat template."""
 
@@ -294,12 +294,12 @@ class PromptFields(AnsweredRequest, SamplingFields, UnusedMessagesFields, Constr
 
     @property
     def hosted_tools(self) -> list[HostedTool]:
-        """Hosted tools of the request, which are skipped."""
+        """Hosted tools in the request; they are skipped."""
         return [tool for tool in self.tools or () if isinstance(tool, HostedTool)]
 
     @property
     def skipped(self) -> list[str]:
-        """Tools that are not served, and blocks that the model does not see."""
+        """Paths of skipped tools, and of blocks that the model does not see."""
         tools = [f"tools[].{tool.type}" for tool in self.hosted_tools]
         turns = [message.seen for message in self.messages]
         return [*dict.fromkeys(tools), *skipped_paths("messages", turns)]

@@ -1,8 +1,8 @@
 """Turns a request for `POST /v1/messages` into a chat request with the same answer.
 
-Blocks of text are joined with an empty line between them, the assistant's own without one: it wrote
-them as one text. Whatever is added to a conversation is added at its end, so that the prompts of a
-conversation begin alike and their prefixes are cached.
+Text blocks are joined with an empty line between them; the assistant's blocks without one, because
+it wrote them as one text. Texts of our own are added only at a conversation's end, so that its
+successive prompts share cached prefixes.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from sluice_runtime.server.responses.translation import chat_of, plan_under_othe
 from sluice_runtime.server.turns import joined_turns
 
 _SAME: Final = (*SamplingFields.model_fields, "model", "priority", "cache_salt", "stream")
-"""Fields that a chat has, too."""
+"""Fields that chats have under equal names."""
 _NAMES: Final = (
     (re.compile(r"\bresponse_format(\.json_schema)?"), "output_config.format"),
     (re.compile(r"\btool_choice\.function\b"), "tool_choice"),
     (re.compile(r"\bmax_completion_tokens\b"), "max_tokens"),
     (re.compile(r'"required"'), '"any"'),
 )
-"""A chat's field names and values, and those that a client of this route knows."""
+"""Field names and values of chats, each with its counterpart in Anthropic's API."""
 _MODES: Final = {"auto": "auto", "any": "required", "none": "none"}
 _THINKING_OPTIONS: Final = ("enable_thinking", "thinking")
 """Variables by which chat templates turn reasoning on and off."""
 _ATTRIBUTION: Final = "x-anthropic-billing-header"
-"""How Claude Code begins a block of the system prompt that is for Anthropic, and differs in every
-request."""
+"""Start of a block that Claude Code puts into the system prompt for Anthropic; the block differs in
+every request."""
 
 
 def plan_message(
@@ -81,7 +81,7 @@ def _turns(request: PromptFields) -> list[dict[str, Any]]:
     system = [] if request.system is None else [_joined(request.system)]
     turns: list[dict[str, Any]] = [{"role": "system", "content": text} for text in system]
     turns += (turn for message in request.messages for turn in _chat_turns(message))
-    # What the assistant wrote is one text.
+    # The assistant wrote its blocks as one text.
     turns = joined_turns(turns, between_answers="")
     if not turns:
         raise InvalidRequestError("messages: all are empty; allowed: one with text", "messages")
@@ -139,7 +139,7 @@ def _tools(tools: Sequence[object], choice: ToolChoice | None) -> dict[str, Any]
 
 
 def _chat_turns(message: MessageTurn) -> Iterator[dict[str, Any]]:
-    """The turns of a chat that one turn of Anthropic's API is."""
+    """The turns of a chat that correspond to one turn of Anthropic's API."""
     blocks, role = message.content, message.role
     if isinstance(blocks, str) or role == "system":
         yield {"role": role, "content": _joined(blocks) if role == "system" else blocks}

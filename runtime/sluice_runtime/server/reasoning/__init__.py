@@ -1,1 +1,1 @@
-"""The reasoning of models that think before they answer, apart from the answer."""
+"""Separates a model's reasoning, which precedes its answer, from the answer."""

@@ -1,5 +1,5 @@
-"""How model families write their reasoning: a registry; the format is recognised by the model's
-chat template or set in the configuration (`reasoningFormat`).
+"""Registry of the formats in which model families write their reasoning. The configuration sets the
+format (`reasoningFormat`), or the model's chat template reveals it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ class ReasoningForm:
     known_by: Callable[[str], bool]
     """Whether a chat template uses this format."""
     always: bool = False
-    """Whether an answer is reasoning from its beginning, even where no marker begins it."""
+    """Whether every answer begins with reasoning, even without a begin marker."""
 
     def for_prompt(
         self, prompt: str, special_id: Callable[[str], int | None], continued: str | None = None
     ) -> AnswerReasoning | None:
-        """How the answer to `prompt` has its reasoning; None if the prompt has ended it, as
-        templates do with `enable_thinking: false`. `special_id`: a special token's id by name.
-        `continued`: the part of the answer that the prompt ends with, if it is not empty."""
+        """How to separate reasoning in the answer to `prompt`; None if the prompt has ended the
+        reasoning, as templates do with `enable_thinking: false`. `special_id`: returns a special
+        token's id by name. `continued`: the beginning of the answer, if the prompt ends with
+        one."""
         written = prompt.rstrip()
         is_open = continued is not None and continued.rfind(self.begin) > continued.rfind(self.end)
         if written.endswith(self.end) or (continued and not is_open):
@@ -89,7 +90,8 @@ FORMS: Final = (
 def reasoning_format_of(
     template: str, named: ReasoningFormat | None = None
 ) -> ReasoningForm | None:
-    """The format that a chat template uses, if known, or the one that is `named`; "none": none."""
+    """The format that is `named`, else the known format that the chat template uses. None: the name
+    is "none", or the template is unknown."""
     if named is not None:
         return next((form for form in FORMS if form.name == named), None)
     return next((form for form in FORMS if form.known_by(template)), None)

@@ -20,7 +20,8 @@ class SeparatedText(NamedTuple):
 
 
 class ReasoningParser:
-    """Separates one answer. `begun`: the reasoning began before the answer, or needs no marker."""
+    """Separates reasoning from text in one answer. `begun`: the answer starts inside the reasoning,
+    or needs no marker for it."""
 
     def __init__(self, begin: str, end: str, *, begun: bool) -> None:
         self._source = Source()
@@ -34,14 +35,14 @@ class ReasoningParser:
         self._reading = self._read(begin, end, begun)
 
     def push(self, text: str) -> SeparatedText:
-        """Adds text; returns what surely is reasoning and what surely is answer."""
+        """Adds text; returns the parts that are certainly reasoning or certainly answer."""
         self._source.add(text)
         self._pushed += len(text)
         return self._read_on()
 
     @property
     def over(self) -> bool:
-        """Whether more text is surely no reasoning; once true it stays so."""
+        """Whether all further text is certainly answer; once true, stays true."""
         return self._border is not None and self._border < math.inf
 
     def finish(self) -> SeparatedText:
@@ -50,8 +51,8 @@ class ReasoningParser:
         return self._read_on()
 
     def count(self, starts: Sequence[int]) -> int:
-        """How many more tokens are surely reasoning, its markers included. `starts`: start in
-        characters of each token whose text was pushed since the last call."""
+        """Number of further tokens that are certainly reasoning, including markers. `starts`:
+        position in characters of each token pushed since the last call."""
         self._uncounted += starts
         if self._border is None:
             return 0
@@ -75,7 +76,7 @@ class ReasoningParser:
             yield from source.skip_space()
             source.mark()
             if (yield from source.until([end], self._reasoning.append)) is None:
-                rest = source.rest()  # white space, or what might have become the marker
+                rest = source.rest()  # white space, or the beginning of a marker
                 self._reasoning.append(rest if rest.strip() else "")
                 return
             self._border = self._pushed - len(source.rest())

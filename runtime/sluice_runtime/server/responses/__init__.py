@@ -1,2 +1,2 @@
-"""`POST /v1/responses`, without a store: `request` is its body, `translation` makes a chat of it,
-`events` writes the chat's answer as a response and as its events."""
+"""`POST /v1/responses`, without a store: `request` is the body, `translation` translates it into a
+chat request, `events` writes the answer as a response or as its events."""

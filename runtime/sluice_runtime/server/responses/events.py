@@ -1,6 +1,8 @@
-"""A chat's answer as a response: the events of its stream, and the whole object.
+"""Writes a chat's answer in the form of OpenAI's Responses API: as events of a stream, or as a
+whole object.
 
-The n-th item has the same id on every engine, so that another engine can continue an answer.
+The n-th item of an answer has one id on every engine, so that another engine can continue the
+answer.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from sluice_runtime.server.tools.calls import CallPart
 Event = dict[str, Any]
 
 _EVENTS_A_TOKEN: Final = 2
-"""Deltas that a token may add: of text or reasoning, and of a call's arguments. What begins or ends
-an item is counted apart."""
+"""Most delta events for one token: one of text or reasoning, and one of a call's arguments. Events
+that begin or end an item are counted separately."""
 
 
 class ResponseWriter:
@@ -67,8 +69,8 @@ class ResponseWriter:
         return NamedEvents(tuple(events)) if events else None
 
     def skip_sent(self, choice: ResumableChoice) -> None:
-        """Counts what another engine has sent. It sent smaller pieces in more events, so numbers go
-        on from the most that there may have been."""
+        """Counts what another engine has sent. It may have sent smaller pieces in more events, so
+        sequence numbers continue after the highest that it can have used."""
         for piece in choice.sent:
             self.chunk(piece)
             self._sequence += _EVENTS_A_TOKEN * piece.tokens
@@ -91,7 +93,7 @@ class ResponseWriter:
         return NamedEvents((*events, self._event("response.failed", response=response)))
 
     def whole_response(self, pieces: Iterable[Piece]) -> dict[str, Any]:
-        """The response that is not streamed."""
+        """The whole response, for requests without streaming."""
         for piece in pieces:
             self.chunk(piece)
         ended: dict[str, Any] = self.final_chunk().events[-1]["response"]
@@ -139,14 +141,14 @@ class ResponseWriter:
             events += [*self._close("completed"), *self._open(item)]
         assert isinstance(item, CallItem), "a call's parts come one after the other"
         item.texts.append(part.arguments)
-        if part.arguments and not item.origin.is_custom:  # a custom tool's text is within JSON
+        if part.arguments and not item.origin.is_custom:  # a custom tool's is inside JSON
             own = {**self._place(item), "delta": part.arguments}
             events.append(self._event("response.function_call_arguments.delta", **own))
         return events
 
     @property
     def _current(self) -> OutputItem | None:
-        """The item that is not complete."""
+        """The open item; None if all are complete."""
         final_chunk = self._items[-1] if self._items else None
         return (
             final_chunk if final_chunk is not None and final_chunk.status == "in_progress" else None
@@ -161,7 +163,7 @@ class ResponseWriter:
         return events
 
     def _close(self, status: Any) -> list[Event]:
-        """Ends the item that is not complete, if there is one."""
+        """Events that end the open item, if there is one."""
         item = self._current
         if item is None:
             return []
@@ -266,7 +268,7 @@ _UNSET: Final[dict[str, Any]] = {
     "top_logprobs": 0,
     "top_p": None,
 }
-"""Values in a response of fields that were left out."""
+"""Values that a response has for fields that the request left out."""
 _REPEATED: Final = set(_UNSET)
 
 

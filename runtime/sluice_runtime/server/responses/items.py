@@ -24,7 +24,7 @@ class MessageItem:
     scores: list[ScoredToken] = field(default_factory=list)
 
     def part(self) -> dict[str, Any]:
-        """The message's only part of content."""
+        """The one part of the message's content."""
         text = "".join(self.texts)
         logprobs = logprobs_of(self.scores)
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
@@ -44,7 +44,7 @@ class ReasoningItem:
     texts: list[str] = field(default_factory=list)
 
     def part(self) -> dict[str, Any]:
-        """The reasoning's only part of content."""
+        """The one part of the reasoning's content."""
         return {"type": "reasoning_text", "text": "".join(self.texts)}
 
     def to_json(self) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class CallItem:
 
     @property
     def content(self) -> dict[str, str]:
-        """The arguments, or of a custom tool the text."""
+        """The call's arguments or, for a custom tool, its input text."""
         arguments = "" if self.status == "in_progress" else self.arguments
         if self.origin.is_custom:
             return {"input": input_of(arguments)}

@@ -61,7 +61,7 @@ class OutputCall(ResponseModel):
     call_id: str
     name: str
     namespace: str = ""
-    """Absent where the function has none."""
+    """Namespace of the function; absent if it has none."""
     arguments: str
 
 
@@ -101,7 +101,7 @@ class IncompleteDetails(ResponseModel):
 
 
 class ResponseAnswer(ResponseModel):
-    """`/v1/responses`, whole. Settings of the request are repeated."""
+    """Whole answer of `/v1/responses`, which repeats the request's settings."""
 
     id: str
     object: Literal["response"]
@@ -130,7 +130,7 @@ class ResponseAnswer(ResponseModel):
 
 
 class ResponseEvent(ResponseModel):
-    """One event of a streamed response: by `type`, those of its fields that OpenAI's API has."""
+    """One event of a streamed response; its `type` determines which of these fields it has."""
 
     type: Literal[
         "response.created",

@@ -1,6 +1,6 @@
-"""The body of `POST /v1/responses`, as types. What needs a store of answers is refused by name.
+"""The body of `POST /v1/responses`, as types. Fields that need stored answers are refused by name.
 
-`translation` makes a chat request of it.
+`translation` turns it into a chat request.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _known_type(kind: object) -> object:
 
 
 def _or_empty(content: object, info: ValidationInfo) -> object:
-    """Null is an empty text: some tools return nothing."""
+    """`content`, or an empty text for null, because some tools return nothing."""
     return "" if content is None and not is_strict(info) else content
 
 
@@ -119,7 +119,7 @@ class EarlierReasoningPart(RequestModel):
 
 
 class EarlierReasoning(RequestModel):
-    """The model's reasoning earlier in the conversation; its summary is not shown to the model."""
+    """The model's reasoning earlier in the conversation; the model does not see its summary."""
 
     type: Literal["reasoning"]
     summary: Any = None
@@ -154,7 +154,8 @@ _ITEMS: Final = {
     "custom_tool_call_output": "as an output",
     "reasoning": "as reasoning",
 }
-"""Tags by `type`. No refusal shows them, since they are no identifiers or end a path."""
+"""Tags of known items by `type`. No refusal shows them: only single words inside a path are
+shown."""
 _ALLOWED_ITEMS: Final = ", ".join(map(shown_json, _ITEMS))
 
 Item = Annotated[
@@ -174,8 +175,8 @@ Input = Annotated[
 
 
 def unseen_role(item: Unseen) -> str:
-    """Role of the turn of an item that the model does not see: a tool's if the client returned it
-    to another server, else the assistant's."""
+    """Role of an unseen item's turn: `tool` if the item is a result for another server's tool, else
+    `assistant`."""
     if item.role in ("user", "system", "developer"):
         return item.role
     return "tool" if item.type.endswith(("_output", "_response")) else "assistant"
@@ -197,7 +198,7 @@ def _seen(item: object) -> SeenTurn:
 
 
 MAX_TOOLS_CHARACTERS: Final = 1 << 20
-"""Most characters of all tools, as JSON. A stream repeats them in two events, which are passed on
+"""Most characters of all tools as JSON: a stream repeats them in two events, which are passed on
 together."""
 
 
@@ -228,22 +229,23 @@ class Reasoning(RequestModel):
 
 
 class UnusedResponseFields(RequestModel):
-    """Accepted with any value: they do not change the answer."""
+    """Fields that are accepted with any value, because they do not change the answer."""
 
     max_tool_calls: Any = None
-    """Limit of calls of tools that the server runs itself; it has none."""
+    """Limit of calls to tools that the server runs itself; this server runs none."""
     prompt_cache_key: Any = None
     prompt_cache_retention: Any = None
     safety_identifier: Any = None
     service_tier: Any = None
     store: Any = None
-    """Nothing is stored; the response says so."""
+    """Ignored: nothing is stored, and the response says so."""
     stream_options: Any = None
     user: Any = None
 
 
 class StatefulFields(RequestModel):
-    """Accepted only with a value that has no effect: others need what is not stored here."""
+    """Fields that are accepted only with values that have no effect; others would need stored
+    answers."""
 
     background: Literal[False] | None = None
     conversation: None = None
@@ -287,12 +289,12 @@ class ResponsesRequest(
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether the answer's tokens have logprobs."""
+        """Whether the request asks for logprobs of the answer's tokens."""
         return LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
 
     @property
     def skipped(self) -> list[str]:
-        """Tools that are not served, and items that the model does not see."""
+        """Paths of skipped tools, and of items that the model does not see."""
         hosted = [tool.type for tool in self.tools or () if isinstance(tool, HostedTool)]
         return [*(f"tools[].{kind}" for kind in hosted), *skipped_paths("input", self._turns)]
 
@@ -301,8 +303,7 @@ class ResponsesRequest(
         return [] if isinstance(self.input, str) else [_seen(item) for item in self.input]
 
     def _unseen_input(self) -> tuple[str, str] | None:
-        """Refusal of an input whose question is in content that the model does not see; None: no
-        refusal."""
+        """Refusal if the user asks about content that the model does not see; None otherwise."""
         first = self.input[:1]
         if isinstance(first, list) and all(isinstance(item, Unseen) for item in self.input):
             return "input[0].type", (

@@ -1,7 +1,7 @@
 """The tools of `POST /v1/responses`, and the functions that the model sees in their place.
 
-The functions of a namespace have its name before their own. A custom tool is a function with one
-text. A tool that OpenAI runs itself is skipped: it is not run here.
+Functions of a namespace get its name as prefix. A custom tool becomes a function with one text
+argument. Tools that OpenAI runs itself are skipped.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ HOSTED: Final = (
 )  # fmt: skip
 _OWN: Final = ("function", "custom", "namespace")
 _INPUT: Final = "input"
-"""The argument of a custom tool's function."""
+"""Name of the one argument of a custom tool's function."""
 
 
 def _known_type(kind: object) -> object:
-    """A tool of a type that is none of the known ones is read as a function."""
+    """Refuses an unknown `type` of a tool, which the discriminator reads as a function."""
     if kind != "function":
         raise ValueError(", ".join(map(shown_json, (*_OWN, *HOSTED))))
     return kind
 
 
 class OfTypeFunction(RequestModel):
-    """Mixin that checks `type`. Named last among the bases, it is validated first: another type is
-    refused as such, before missing fields are."""
+    """Mixin that checks `type`. As the last base its field is validated first, so that an unknown
+    type is refused before missing fields."""
 
     type: Annotated[Literal["function"], BeforeValidator(_known_type)]
 
@@ -62,7 +62,7 @@ class ToolFormat(RequestModel):
 
 
 class CustomTool(RequestModel):
-    """A tool that takes text."""
+    """A tool whose input is text."""
 
     type: Literal["custom"]
     name: FunctionName
@@ -178,15 +178,15 @@ def function_name(name: str, namespace: str | None) -> str:
 
 
 def earlier_name(name: str, namespace: str | None) -> str:
-    """The name of a function that was called earlier, made fit: a refusal would end the
-    conversation for good."""
+    """Name of a function that was called earlier, changed to an allowed name if necessary: a
+    refusal would end the conversation."""
     fit = re.sub("[^a-zA-Z0-9_.-]", "_", function_name(name, namespace))
     return fit[:MAX_NAME_CHARACTERS]
 
 
 def unfit(tools: Sequence[Tool]) -> tuple[str, str] | None:
-    """The first limit of functions that the tools exceed: the field, and what is allowed; None:
-    none."""
+    """The first limit of functions that the tools exceed, as the field and what is allowed; None:
+    they exceed no limit."""
     count = sum(1 for _ in functions(tools))
     if count > MAX_TOOLS:
         return "tools", f"{count} functions, those of namespaces too; allowed: at most {MAX_TOOLS}"
@@ -218,12 +218,12 @@ def _function(tool: FunctionTool | CustomTool) -> dict[str, Any]:
 
 
 def arguments_of(text: str) -> str:
-    """The arguments of a custom tool's function."""
+    """A custom tool's text as the arguments of its function, in JSON."""
     return json.dumps({_INPUT: text}, ensure_ascii=False)
 
 
 def input_of(arguments: str) -> str:
-    """The text for a custom tool, of arguments that may be cut off."""
+    """The text for a custom tool, from its function's arguments, which may be cut off."""
     try:
         value = pydantic_core.from_json(arguments or "{}", allow_partial="trailing-strings")
     except ValueError:

@@ -40,14 +40,14 @@ _SAME: Final = (
     *SamplingFields.model_fields,
     "chat_template_kwargs", "model", "parallel_tool_calls", "priority", "cache_salt", "stream",
 )  # fmt: skip
-"""Fields that a chat has, too."""
+"""Fields that chats have under equal names."""
 _NAMES: Final = (
     (re.compile(r"\bresponse_format(\.json_schema)?"), "text.format"),
     (re.compile(r"\btool_choice\.function\b"), "tool_choice"),
     (re.compile(r"\bmax_completion_tokens\b"), "max_output_tokens"),
     (re.compile(r"^messages\b"), "input"),
 )
-"""A chat's field names, and those that a client of this route knows."""
+"""Field names of chats, each with its counterpart in this route."""
 
 
 def plan_response(
@@ -59,8 +59,8 @@ def plan_response(
 
 
 def chat_of(fields: dict[str, Any], names: Sequence[tuple[re.Pattern[str], str]]) -> ChatRequest:
-    """The chat of another route's request. What the route's own types let through, and a chat does
-    not, is refused in `names`: a chat's, and that route's."""
+    """The chat request for another route's request. Raises for fields that are valid on that route
+    but not in a chat. `names`: a chat's field names, each with that route's name for messages."""
     try:
         return ChatRequest.model_validate(fields)
     except ValidationError as error:
@@ -117,8 +117,8 @@ def _format(text_format: TextFormat) -> dict[str, Any]:
 
 
 def _messages(request: ResponsesRequest) -> Iterator[dict[str, Any]]:
-    """Joins calls with the assistant's message before them, and reasoning with the message after
-    it, as in one turn of a chat."""
+    """The request's items as messages of a chat. Calls join the assistant's message before them,
+    and reasoning joins the message after it."""
     if request.instructions is not None:
         yield {"role": "system", "content": request.instructions}
     if isinstance(request.input, str):
@@ -148,9 +148,9 @@ def _messages(request: ResponsesRequest) -> Iterator[dict[str, Any]]:
 
 
 def _continues(turn: dict[str, Any], item: object, *, said: bool) -> bool:
-    """Whether an item belongs to the assistant's turn before it. What the model does not see does,
-    since nothing comes between a call and its result. Reasoning and a message do, until something
-    was `said` or called there."""
+    """Whether an item is part of the assistant's turn before it. An unseen item is if it is the
+    assistant's or follows a call, so that nothing separates calls from results. Reasoning and
+    messages are part of the turn only as long as it has no text (`said`) and no call."""
     if isinstance(item, Unseen):
         return unseen_role(item) == "assistant" or "tool_calls" in turn
     if said or "tool_calls" in turn:
@@ -161,7 +161,7 @@ def _continues(turn: dict[str, Any], item: object, *, said: bool) -> bool:
 
 
 def _joined(turn: dict[str, Any], message: dict[str, Any]) -> dict[str, Any]:
-    """The texts and the reasoning of both."""
+    """The texts and the reasoning of both turns, joined."""
     texts = {"content": GAP.join(filter(None, (turn["content"], message["content"])))}
     reasoning = [
         part["reasoning_content"] for part in (turn, message) if "reasoning_content" in part

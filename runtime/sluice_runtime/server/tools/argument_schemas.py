@@ -1,8 +1,8 @@
-"""The schemas that a grammar holds the arguments of calls to. Imports no torch.
+"""Chooses the schemas by which a grammar constrains the arguments of calls. Imports no torch.
 
-A strict function's schema is enforced as a whole, or the request is refused. That of another is
-best effort: what no grammar enforces is left out and named. The whole grammar is built four times
-at most, whatever the number of functions.
+A strict function's schema is enforced as a whole, or the request is refused. Other functions'
+schemas are best effort: parts that no grammar enforces are left out and reported. The whole grammar
+is built at most four times, whatever the number of functions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from sluice_runtime.server.tools.call_grammars import Rules
 from sluice_runtime.server.tools.formats import ToolFormat
 
 Build = Callable[[Mapping[str, Any]], Rules]
-"""The grammar of an answer whose calls have these arguments, by function."""
+"""Function that builds the grammar of an answer from the schemas of the calls' arguments, by
+function."""
 ANY_OBJECT: Final = {"type": "object", "additionalProperties": True}
 
 
@@ -29,21 +30,22 @@ class CallRules(NamedTuple):
 
     rules: Rules
     characters: int
-    """The grammar's length without the functions' names, whose number and length have bounds of
-    their own."""
+    """The grammar's length without function names, which have their own limits."""
     left_out: tuple[str, ...]
-    """Constraints that are not enforced, by tool and place."""
+    """Constraints that are not enforced, as paths such as `tools.NAME: PLACE`."""
     read_by: Mapping[str, Any]
-    """The schemas by which the arguments are read."""
+    """Schemas by which the calls' arguments are parsed, by function."""
 
 
 def call_rules(
     schemas: Mapping[str, Any], strict: Collection[str], form: ToolFormat, build: Build
 ) -> CallRules:
-    """The grammar with the schemas of these functions; `strict`: which of them are enforced.
+    """The grammar for these functions' schemas. `strict`: names of functions whose schemas must be
+    enforced.
 
     Raises:
-        InvalidRequestError: a strict function's schema cannot be enforced; names it and the place.
+        InvalidRequestError: a strict function's schema cannot be enforced; the message names the
+            function and the place.
     """
     functions = _HeldSchemas(form, build)
     for name, schema in schemas.items():
@@ -80,7 +82,7 @@ class _HeldSchemas:
         self._adapt(name, usable.schema, lambda place, _: self._left_out[name].append(place))
 
     def call_rules(self) -> CallRules:
-        """The grammar, with as much of the schemas that are not strict as can be enforced."""
+        """The grammar, with as much of the non-strict schemas as can be enforced."""
         rules = self._built() or self._fitted()
         notes = [
             f"tools.{name}: {place}" if place else f"tools.{name}"
@@ -95,8 +97,8 @@ class _HeldSchemas:
         return {name: read_by(schema) for name, schema in self._schemas().items()}
 
     def _fitted(self) -> Rules:
-        """The grammar where some schemas have to be changed for it: without what the library does
-        not take, and with any object for the largest."""
+        """The grammar after changes to non-strict schemas: parts that the library refuses are left
+        out, and the largest schemas are replaced by any object."""
         least = self._without_loose()
         lengths = {name: self._length(name) for name in self._loose}
         self._keep_smallest(lengths, MAX_CHARACTERS - self._characters(least))
@@ -108,7 +110,7 @@ class _HeldSchemas:
         if (rules := self._built()) is not None:
             return rules
         changes = [self._fit(name) for name in [*self._loose]]
-        if not any(changes):  # each can be used by itself
+        if not any(changes):  # each schema works by itself, so they are too large together
             self._keep_smallest(lengths, sum(map(lengths.__getitem__, self._loose)) // 2)
         if (rules := self._built()) is not None:
             return rules
@@ -117,7 +119,7 @@ class _HeldSchemas:
         return least
 
     def _without_loose(self) -> Rules:
-        """The grammar with the strict schemas alone, which are refused where it cannot be used."""
+        """The grammar with only the strict schemas; raises if the library cannot use it."""
         loose, self._loose = self._loose, {}
         try:
             rules = self._build(self._schemas())
@@ -136,7 +138,7 @@ class _HeldSchemas:
         return rules
 
     def _keep_smallest(self, lengths: Mapping[str, int], characters: int) -> None:
-        """Gives up all but the smallest schemas, of so many characters."""
+        """Gives up the largest schemas, until those left have at most `characters` characters."""
         for name in sorted(self._loose, key=lengths.__getitem__):
             characters -= lengths[name]
             if characters < 0:
@@ -148,7 +150,7 @@ class _HeldSchemas:
         return {name: exact.get(name, ANY_OBJECT) for name in self._left_out}
 
     def _built(self) -> Rules | None:
-        """The grammar; None: the schemas that are not strict may have to be changed for it."""
+        """The grammar with the schemas as they are now; None if it is too large or invalid."""
         try:
             rules = self._build(self._schemas())
             if self._characters(rules) > MAX_CHARACTERS or invalid_grammar(rules.text):
@@ -183,7 +185,8 @@ class _HeldSchemas:
                 raise InvalidRequestError(f"{field}: {reason}", field)
 
     def _fit(self, name: str) -> bool:
-        """Leaves out what keeps a schema from being enforced; whether there was something."""
+        """Removes the parts that prevent a schema from being enforced; returns whether it was
+        changed."""
         if not self._is_invalid(name):
             return False
         places = fitted(self._loose[name], self._budget)
@@ -201,7 +204,7 @@ class _HeldSchemas:
             return True
 
     def _give_up(self, name: str) -> None:
-        """Any object will do."""
+        """Replaces the schema by any object."""
         self._loose.pop(name, None)
         self._left_out[name] = [""]
 

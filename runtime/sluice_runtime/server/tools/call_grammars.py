@@ -1,7 +1,8 @@
 """Grammars for tool calls: each model family's format, in the grammar library's Lark. Pure.
 
-Special tokens have no text, so a grammar refers to them by id: `tokens`, by name. In text the lexer
-looks for what begins a call, and from there on only a call may follow.
+Special tokens have no text, so a grammar refers to them by id; `tokens` has the ids by name. In
+free text the lexer looks for the text that begins a call; after that only the rest of a call may
+follow.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Final, Protocol
 from sluice_runtime.grammar.constraint import json_rule
 
 Schemas = Mapping[str, Any]
-"""Schema of the arguments, by function."""
+"""Schema of the arguments, by the function's name."""
 Tokens = Mapping[str, int]
 
 _MARKER: Final = "[TOOL_CALLS]"
@@ -24,7 +25,7 @@ ANY_TEXT: Final = r"/(.|\n)*/"
 
 @dataclass(frozen=True)
 class Rules:
-    """An expression in Lark, and the rules that it uses."""
+    """An expression in Lark, and the rules to which it refers."""
 
     expression: str
     rules: tuple[str, ...] = ()
@@ -36,27 +37,29 @@ class Rules:
 
 
 class CallGrammar(Protocol):
-    """`at_most_one`: at most one call."""
+    """Makes the grammars of one format of calls. `at_most_one`: whether an answer may have only one
+    call."""
 
     def calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Rules:
-        """Grammar of at least one call, and nothing else."""
+        """Grammar of one or more calls without text."""
 
     def text_with_calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Rules:
-        """Grammar of any text, with calls in it."""
+        """Grammar of free text with calls or without."""
 
     def begins(self, schemas: Schemas) -> Sequence[str]:
-        """The texts with which `calls` may begin."""
+        """The texts with which an answer of the grammar `calls` may begin."""
 
 
 @dataclass(frozen=True)
 class JsonTag:
-    """Format with a text, the arguments and a text for each call. `%s` is the function's name."""
+    """Format in which each call's arguments are JSON between two texts; `%s` in `begin` stands for
+    the function's name."""
 
     begin: str
     end: str
     separator: str
     trigger: str
-    """The start of `begin`, which marks a call inside text."""
+    """The first part of `begin`; in free text a call begins where it appears."""
 
     def calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Rules:
         return separated(self._bodies(schemas, ""), self.separator, at_most_one=at_most_one)
@@ -69,14 +72,14 @@ class JsonTag:
         return [self.begin % name for name in schemas]
 
     def _bodies(self, schemas: Schemas, trigger: str) -> Rules:
-        """Rules of the calls' bodies without the trigger, which comes before them."""
+        """Rules for calls without their trigger."""
         begin = self.begin.removeprefix(trigger)
         return _bodies(schemas, begin, lambda schema: f"{json_rule(schema)} {quoted(self.end)}")
 
 
 @dataclass(frozen=True)
 class JsonList:
-    """One marker and a list of all calls."""
+    """Format with one marker, then a JSON list of all calls."""
 
     def calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Rules:
         calls = self._list(schemas, at_most_one=at_most_one)
@@ -98,7 +101,8 @@ class JsonList:
 
 @dataclass(frozen=True)
 class NamedTag:
-    """Format with a marker, the name, another marker and the arguments for each call."""
+    """Format in which each call is a marker, the function's name, another marker and the
+    arguments."""
 
     def calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Rules:
         body = self._body(schemas, tokens)
@@ -117,7 +121,8 @@ class NamedTag:
 
 
 def _bodies(schemas: Schemas, begin: str, rest: Callable[[Any], str]) -> Rules:
-    """Calls of any of the functions; `begin`: up to the arguments, with `%s` for the name."""
+    """Rules for a call of any of the functions. `begin`: the text before the arguments, with `%s`
+    for the function's name; `rest`: the rest of a call, by the schema."""
     rules = list[str]()
     bodies = [
         f"{named(begin, names, rules)} {rest(schema)}" for names, schema in by_schema(schemas)
@@ -126,7 +131,7 @@ def _bodies(schemas: Schemas, begin: str, rest: Callable[[Any], str]) -> Rules:
 
 
 def by_schema(schemas: Schemas) -> list[tuple[list[str], Any]]:
-    """Functions by the schema of their arguments: those that have the same share a rule."""
+    """Groups the functions whose arguments have equal schemas: each group can share a rule."""
     groups: dict[str, tuple[list[str], Any]] = {}
     for name, schema in schemas.items():
         groups.setdefault(json.dumps(schema), ([], schema))[0].append(name)
@@ -134,8 +139,9 @@ def by_schema(schemas: Schemas) -> list[tuple[list[str], Any]]:
 
 
 def named(form: str, names: Sequence[str], rules: list[str]) -> str:
-    """A text with one of these names for its `%s`. Several are one terminal, which is added to
-    `rules`: the lexer cannot go back from one to another."""
+    """Expression for `form` with any of `names` in place of `%s`. Several names are put into one
+    terminal, which is added to `rules`, since the lexer cannot go back from one terminal to
+    another."""
     if len(names) == 1:
         return quoted(form % names[0])
     before, after = map(quoted, form.split("%s"))
@@ -145,33 +151,33 @@ def named(form: str, names: Sequence[str], rules: list[str]) -> str:
 
 
 def quoted(text: str) -> str:
-    """A text in Lark; nothing where it is empty."""
+    """A text as a Lark literal; "" for an empty text."""
     return json.dumps(text, ensure_ascii=False) if text else ""
 
 
 def alternatives(expressions: Any) -> str:
-    """One of several expressions."""
+    """Expression that matches any one of `expressions`."""
     return "(" + " | ".join(expressions) + ")"
 
 
 def token(text: str, tokens: Tokens) -> str:
-    """A marker: by id if it is a special token, else by its text."""
+    """Expression for a marker: its id if it is a special token, else its text."""
     return f"<[{tokens[text]}]>" if text in tokens else quoted(text)
 
 
 def either(schema: Any, calls: Rules) -> Rules:
-    """JSON of this schema, or calls."""
+    """Rules for an answer that is either JSON of this schema or calls."""
     return Rules(f"answer | {calls.expression}", (f"answer: {json_rule(schema)}", *calls.rules))
 
 
 def separated(call: Rules, separator: str, *, at_most_one: bool) -> Rules:
-    """Calls, one at least."""
+    """Rules for one or more calls with `separator` between them."""
     more = "" if at_most_one else f" ({quoted(separator)} call)*"
     return Rules(f"call{more}", (f"call: {call.expression}", *call.rules))
 
 
 def triggered(trigger: str, body: Rules, *, at_most_one: bool) -> Rules:
-    """Text with calls: the rest of a call follows each trigger."""
+    """Rules for free text in which the rest of a call follows each trigger."""
     rules = (
         f"TEXT: {ANY_TEXT}",
         f"trigger[lazy]: {ANY_TEXT} {quoted(trigger)}",
@@ -182,7 +188,7 @@ def triggered(trigger: str, body: Rules, *, at_most_one: bool) -> Rules:
 
 
 def marked(body: Rules, tokens: Tokens, *, at_most_one: bool) -> Rules:
-    """Text with calls that begin with the marker."""
+    """Rules for free text with calls, each of which begins with the marker."""
     if _MARKER not in tokens:
         return triggered(_MARKER, body, at_most_one=at_most_one)
     call = f"call: TEXT {token(_MARKER, tokens)} {body.expression}"

@@ -1,7 +1,7 @@
 """Parses tool calls from growing text; everything else stays text.
 
-A call's name is passed on when it is complete, its arguments as they come. White space around calls
-is dropped.
+A call's name is passed on once it is complete, its arguments as they arrive. White space around
+calls is dropped.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from sluice_runtime.server.tools.source import Source
 
 MAX_NAME_CHARACTERS: Final = 128
-"""A function's; a longer name is text."""
+"""Longest name of a function; a longer name is taken for text."""
 _NO_PARAMETERS: Final[Mapping[str, Any]] = {}
 
 
@@ -38,7 +38,7 @@ class Parsed(NamedTuple):
 
 
 class Calls:
-    """Collects what a reader finds."""
+    """Collects the text and calls that a reader finds."""
 
     def __init__(self, schemas: Mapping[str, Any], draw_id: Callable[[], str]) -> None:
         self.schemas = schemas
@@ -75,7 +75,7 @@ class Calls:
         self.end()
 
     def parameters(self, name: str) -> Mapping[str, Any]:
-        """Schemas of a function's parameters, as far as they are known."""
+        """Known schemas of a function's parameters, by name."""
         schema = self.schemas.get(name)
         properties = schema.get("properties") if isinstance(schema, Mapping) else None
         return properties if isinstance(properties, Mapping) else _NO_PARAMETERS
@@ -111,8 +111,9 @@ class Reader(Protocol):
 
 
 class CallParser:
-    """Parses one choice. `calls_only`: a grammar allows calls only, so there is no text.
-    `max_calls`: those behind are left out, since the model could not be shown them again."""
+    """Parses one choice. `calls_only`: a grammar allows only calls, so there is no text.
+    `max_calls`: later calls are dropped, because the chat template could not show them to the model
+    again."""
 
     def __init__(
         self,
@@ -140,7 +141,7 @@ class CallParser:
         return self._collected.open
 
     def push(self, text: str) -> Parsed:
-        """Adds text; returns text that is surely outside calls, and parts of calls."""
+        """Adds text; returns text that is certainly outside calls, and parts of calls."""
         self._source.add(text)
         return self._read_on()
 

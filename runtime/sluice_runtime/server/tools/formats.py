@@ -1,7 +1,7 @@
-"""How model families write tool calls: a registry; the format is recognised by the model's chat
-template or set in the configuration (`toolCallFormat`).
+"""Registry of the formats in which model families write tool calls. The configuration sets the
+format (`toolCallFormat`), or the model's chat template reveals it.
 
-A format reads the text of calls (`readers`) and makes a grammar of them (`call_grammars`).
+A format parses the text of calls (`readers`) and makes grammars for them (`call_grammars`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _long_id(call: str) -> str:
 
 
 def nine_characters(call: str) -> str:
-    """Mistral's chat templates refuse any other id."""
+    """Id of nine letters and digits; Mistral's chat templates refuse any other."""
     number, characters = int.from_bytes(hashlib.sha256(call.encode()).digest()), ""
     for _ in range(9):
         number, place = divmod(number, len(_ID_CHARACTERS))
@@ -58,14 +58,16 @@ class ToolFormat:
     known_by: Callable[[str], bool]
     """Whether a chat template uses this format."""
     adapt: Callable[[dict[str, Any], LeaveOut], None] | None = None
-    """Takes out of a schema what the format cannot hold arguments to; None: it can all."""
+    """Removes from a schema the constraints that the format cannot enforce; None: it can enforce
+    all."""
     read_by: Callable[[dict[str, Any]], dict[str, Any]] | None = None
-    """The schema by which arguments are read that keep to one's grammar; None: by their own."""
+    """Turns a function's schema into the schema by which its arguments are parsed; None: the schema
+    itself is used."""
     markers: tuple[str, ...] = ()
     """Markers that may be special tokens and must be decoded as text."""
     id_of: Callable[[str], str] = field(default=_long_id)
-    """Id of a call, from a name that no other call has: another engine that continues the answer
-    makes equal ids."""
+    """Makes a call's id from a unique name of the call, so that another engine that continues the
+    answer makes equal ids."""
 
 
 HERMES: Final = ToolFormat(
@@ -100,7 +102,7 @@ MISTRAL: Final = ToolFormat(
     markers=(readers.TOOL_CALLS,),
     id_of=nine_characters,
 )
-"""One list of calls."""
+"""Mistral's older format: one list of all calls."""
 MISTRAL_NAMED: Final = ToolFormat(
     name="mistral",
     families="those from version 11 on",
@@ -110,7 +112,7 @@ MISTRAL_NAMED: Final = ToolFormat(
     markers=(readers.TOOL_CALLS, readers.CALL_ID, readers.ARGS),
     id_of=nine_characters,
 )
-"""A marker, the name and the arguments of each call."""
+"""Mistral's newer format: a marker, the name and the arguments of each call."""
 LLAMA3: Final = ToolFormat(
     name="llama3-json",
     families="Llama 3.1 to 3.3",
@@ -130,8 +132,8 @@ WRAPPING: Final = HERMES
 
 
 def tool_format_of(template: str, named: ToolCallFormat | None = None) -> ToolFormat | None:
-    """The format that a chat template uses, if known; if `named` is given, the best fit among those
-    of that name."""
+    """The format that a chat template uses; None: unknown. With `named`, the best fit among the
+    formats of that name."""
     of_name = [form for form in FORMATS if named in (None, form.name)]
     known = next((form for form in of_name if form.known_by(template)), None)
     return of_name[0] if known is None and named is not None else known

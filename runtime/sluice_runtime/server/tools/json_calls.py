@@ -1,4 +1,4 @@
-"""Reads calls that are JSON objects of a name and arguments."""
+"""Reads calls that are JSON objects with a name and arguments."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def read_call(
     *,
     in_text: bool = False,
 ) -> Reading[bool]:
-    """Reads an object of `name` and `arguments` and reports it as it comes; returns whether it was
-    a call. `names`: the allowed names; None: any. `in_text`: it stands in a text, where only an
-    object that is nothing but a call is one."""
+    """Reads an object with `name` and `arguments` and reports the call while it is read; returns
+    whether it was a call. `names`: the allowed names; None: any. `in_text`: the object is in free
+    text, where it counts as a call only if it has no other keys."""
     if not (yield from source.take("{")):
         return False
     name, early, reported = "", "", False
@@ -57,8 +57,8 @@ def read_call(
 def _skip_other(
     source: Source, key: str, marks: tuple[str, ...], *, in_text: bool
 ) -> Reading[bool]:
-    """Reads the value of a key that is no part of a call; returns whether a call may have it. In a
-    text only OpenAI's type of a call may be."""
+    """Reads the value of a key other than a call's name and arguments; returns whether a call may
+    have it. In free text that is only OpenAI's `type`, "function"."""
     if in_text:
         return key == "type" and (yield from _string(source)) == "function"
     yield from JsonReader(source, lambda part: None, marks).read("}")
@@ -68,8 +68,8 @@ def _skip_other(
 def read_arguments(
     source: Source, calls: Calls, name: str, marks: tuple[str, ...]
 ) -> Reading[bool]:
-    """Reports a call of this name with the arguments that come next; returns whether they are an
-    object, as JSON, as a text of it, or as null."""
+    """Reads the arguments that come next and reports a call with this name; returns whether the
+    arguments were an object, a string with one, or null."""
     quote = yield from _take_loose_quote(source)
     if (yield from source.peek()) == "{":
         calls.begin(name)
@@ -85,7 +85,8 @@ def read_arguments(
 
 
 def _early_arguments(source: Source, marks: tuple[str, ...]) -> Reading[str]:
-    """The text of arguments, an object; "" if they are none, or not complete."""
+    """Reads arguments that may come before the call's name and returns them as the text of an
+    object; "" if they are not an object or incomplete."""
     quote = yield from _take_loose_quote(source)
     character = yield from source.peek()
     parts: list[str] = []
@@ -104,7 +105,8 @@ def _early_arguments(source: Source, marks: tuple[str, ...]) -> Reading[str]:
 
 
 def _take_loose_quote(source: Source) -> Reading[str]:
-    """Reads and returns a quotation mark before an object that is not escaped in it."""
+    """Reads and returns a quotation mark before an object whose own quotation marks are not
+    escaped, as some models write; else returns "" and reads nothing."""
     quote = yield from source.peek()
     if not quote or quote not in QUOTES:
         return ""
@@ -121,8 +123,8 @@ def _take_loose_quote(source: Source) -> Reading[str]:
 
 
 def object_of(text: str, *, cut: bool = False) -> str:
-    """The JSON object that a text is, however it is spelled; "{}" for no text, "" for another.
-    `cut`: what is incomplete is none."""
+    """A text that is an object, as valid JSON; "{}" for an empty text, "" for any other. `cut`: an
+    incomplete object counts as no object."""
     text = text.strip()
     if not text or text in _NOTHING:
         return "{}"
@@ -130,7 +132,8 @@ def object_of(text: str, *, cut: bool = False) -> str:
 
 
 def whole_json(text: str, *, cut: bool = False) -> str:
-    """The JSON that a text is, however it is spelled; "" if more text follows it."""
+    """A text that is JSON in some spelling, as valid JSON; "" if it is not, or if more text
+    follows."""
     source = Source()
     source.add(text)
     source.ended, source.cut = True, cut
@@ -143,7 +146,7 @@ def whole_json(text: str, *, cut: bool = False) -> str:
 
 
 def _key(source: Source) -> Reading[str | None]:
-    """The next key of an object, with its colon."""
+    """Reads the next key of an object and the colon after it; None if there is none."""
     yield from source.skip_space()
     key = yield from _string(source)
     yield from source.skip_space()
@@ -154,7 +157,7 @@ def _key(source: Source) -> Reading[str | None]:
 
 
 def _string(source: Source) -> Reading[str | None]:
-    """The value of a string; None if no complete string comes next, or one too long for a name."""
+    """Reads a string; None if no complete string comes next, or one that is too long for a name."""
     quote = yield from source.peek()
     if not quote or quote not in QUOTES:
         return None

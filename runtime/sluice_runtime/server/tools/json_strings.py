@@ -1,6 +1,7 @@
-"""Passes on strings of JSON from growing text, with what cannot stand in them escaped.
+"""Passes on JSON strings from growing text, and escapes characters that JSON strings cannot
+contain.
 
-A quotation mark ends a string where what follows can only follow a string; otherwise it is text
+A quotation mark ends a string if the text after it can only follow a string. Otherwise it is text
 that the model did not escape.
 """
 
@@ -15,23 +16,25 @@ from sluice_runtime.server.tools.source import Lookahead, Reading, Source, any_o
 
 QUOTES: Final = "\"'"
 _LOOKAHEAD: Final = 256
-"""Characters that decide what a quotation mark is; with so many it is the end, if nothing else."""
+"""Most characters after a quotation mark that are looked at; if they do not decide, the mark ends
+the string."""
 _TAIL: Final = 64
-"""Commas and white space that are held back: before the next key they are no text."""
+"""Most commas and white space that are held back, because before a next key they are not text."""
 _STOPS: Final = {quote: ("\\", quote) for quote in QUOTES}
 _SEPARATORS: Final = re.compile(rf"[,\s]{{0,{_TAIL}}}\Z")
 _NAME: Final = re.compile(r"[\w.$-]*")
 _KEY: Final = re.compile(r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[\w.$-]+""", re.DOTALL)
 _LOOSE_KEY: Final = re.compile(r"""["']?([\w.$-]+)["']?\s*:""")
 _CALL_CHARACTERS: Final = 200
-"""Characters before a quotation mark in which a call may begin."""
+"""Characters before a quotation mark that are searched for the beginning of a call."""
 _CALL_BEGINS: Final = re.compile(r"[^\"{]{0,100}\{\s*\Z")
 _HEX: Final = re.compile(r"[0-9a-fA-F]*")
 _LONGEST_ESCAPE: Final = 8
-"""More characters than an escape has behind its backslash, or its second half."""
+"""More characters than an escape has after its backslash, or than the second half of a surrogate
+pair has."""
 _CUT_ESCAPE: Final = re.compile(r"[ux][0-9a-fA-F]*")
 _CUT_PAIR: Final = re.compile(r"(\\(u([dD]([c-fC-F][0-9a-fA-F]?)?)?)?)?")
-"""The second half of a surrogate pair, as far as it was written."""
+"""Pattern of the second half of a surrogate pair, complete or cut off."""
 _BRACKET: Final = re.compile(r"[{}\[\]]")
 _CLOSERS: Final = re.compile(r"(\s*[}\]])*\s*")
 _DIGITS: Final = {"u": 4, "x": 2}
@@ -43,7 +46,7 @@ _ESCAPES: Final = str.maketrans(
 
 
 class Place(Enum):
-    """Where a string stands."""
+    """Position of a string in JSON."""
 
     KEY = "a key"
     VALUE = "an object's value"
@@ -59,7 +62,7 @@ class _Mark(Enum):
 
 
 class StringReader:
-    """Reads strings; the arguments are those of `JsonReader`."""
+    """Reads strings. Arguments as for `JsonReader`."""
 
     def __init__(
         self,
@@ -87,7 +90,7 @@ class StringReader:
         return False
 
     def ends_here(self, place: Place) -> Reading[bool]:
-        """Whether a quotation mark comes next that may end a string."""
+        """Whether the next character is a quotation mark that may end a string."""
         character = yield from self._source.peek()
         if not character or character not in QUOTES:
             return False
@@ -98,7 +101,7 @@ class StringReader:
         source = self._source
         plain = any_of(_STOPS[quote])
         plain_or_mark = any_of((*_STOPS[quote], *self._marks))
-        trusted = 0  # the position up to which marks are text
+        trusted = 0  # position up to which quotation marks are known to be text
         while True:
             stop = source.find(plain if source.position < trusted else plain_or_mark)
             if stop is None:
@@ -122,7 +125,7 @@ class StringReader:
                 trusted = end
 
     def _held(self) -> int:
-        """Characters at the end of the text that the next ones may turn into something else."""
+        """Number of characters at the end of the text whose meaning depends on what follows."""
         if self._source.ended:
             return 0
         return max(
@@ -130,7 +133,8 @@ class StringReader:
         )
 
     def _separators(self, size: int) -> int:
-        """Characters at the end of the next `size` that are no text if a key follows."""
+        """Number of characters at the end of the next `size` that are separators, not text, if a
+        key follows."""
         if not self._names:
             return 0
         tail = self._source.ahead(min(size, _TAIL), max(0, size - _TAIL))
@@ -145,8 +149,8 @@ class StringReader:
             self._source.advance(size)
 
     def _quote(self, size: int, place: Place) -> Reading[bool]:
-        """Passes on the text of this size before a quotation mark; returns whether the string
-        ends."""
+        """Passes on the `size` characters before a quotation mark; returns whether the mark ends
+        the string."""
         tail = self._separators(size)
         self._pass(size - tail)
         kind = yield from self._kind(tail, place, separated=tail > 0, inner=self._inner)
@@ -179,7 +183,8 @@ class StringReader:
             yield
 
     def _next_key(self, after: str, *, final: bool) -> _Mark | None:
-        """Whether a parameter's name is what follows; None: more text decides."""
+        """Meaning of a quotation mark by whether a parameter's name follows; None: more text is
+        needed."""
         name = _NAME.match(after)
         assert name is not None, "it matches nothing, too"
         rest = after[name.end() :]
@@ -191,7 +196,7 @@ class StringReader:
         return _Mark.NEXT_KEY if is_key and name[0] in self._names else _Mark.TEXT
 
     def _kind_before(self, after: str, place: Place, *, final: bool) -> _Mark | None:
-        """Meaning of a quotation mark by the text after it; None: more text decides."""
+        """Meaning of a quotation mark by the text after it; None: more text is needed."""
         if place is Place.KEY:
             return _Mark.END
         text = after.lstrip()
@@ -205,12 +210,13 @@ class StringReader:
         if text[0] == ",":
             following = text[1:].lstrip()
             return _Mark.END if place is Place.ITEM else self._before_key(following, undecided)
-        if text != after and text[0] in QUOTES:  # a comma is missing
+        if text != after and text[0] in QUOTES:  # the model left out a comma
             return _Mark.END if place is Place.ITEM else self._before_key(text, undecided)
         return _Mark.TEXT
 
     def _before_key(self, text: str, undecided: _Mark | None) -> _Mark | None:
-        """Whether a key follows, or the object's end."""
+        """Meaning of a quotation mark before `text`: the end if a key or the object's end
+        follows."""
         if not text:
             return undecided
         if text[0] in "}]),/#" or text.startswith(self._marks or ("}",)):
@@ -230,8 +236,8 @@ class StringReader:
         return _Mark.END if colon[0] == ":" else _Mark.TEXT
 
     def _kind_within(self, after: str, place: Place, *, final: bool, is_sure: bool) -> _Mark | None:
-        """Meaning of a quotation mark that would end the string, within JSON in the string: text,
-        unless the arguments continue after it. `is_sure`: whether it is JSON for sure."""
+        """Meaning of a quotation mark inside JSON that the string contains: text, unless the call's
+        arguments continue after it. `is_sure`: whether the string certainly contains JSON."""
         closers = _CLOSERS.match(after)
         assert closers is not None, "it matches nothing, too"
         text, closed = after[closers.end() :], bool(closers[0].strip())
@@ -251,8 +257,8 @@ class StringReader:
         return _Mark.TEXT if is_next == closed and (is_next or not closed) else _Mark.END
 
     def _end(self, quote: str, place: Place) -> Reading[int | None]:
-        """Position of the quotation mark that ends the string in which a mark comes next. None: it
-        has no end, since the next call begins before, or the text ends."""
+        """Position of the quotation mark that ends the present string. None: the next call begins
+        first, or the text ends."""
         source, begin = self._source, self._source.position
         kind = (quote, place, id(self._names))
         known = source.lookaheads.get(kind)
@@ -264,7 +270,7 @@ class StringReader:
         return end
 
     def _search_end(self, quote: str, place: Place) -> Reading[int | None]:
-        """Reads to the end that `_end` returns."""
+        """Searches for the position that `_end` returns."""
         source, begin = self._source, self._source.position
         stops = any_of(_STOPS[quote])
         while True:
@@ -289,7 +295,8 @@ class StringReader:
                 source.advance(min(2, source.available))
 
     def _escape(self) -> Reading[str]:
-        """Passes on what comes after a backslash, which is text itself where nothing fits it."""
+        """Passes on an escape, whose backslash was read. If it is not a valid escape, the backslash
+        is text."""
         character = yield from self._source.peek()
         if not character:
             return "" if self._source.cut else r"\\"
@@ -313,7 +320,7 @@ class StringReader:
         return (yield from self._pair("\\" + escape, code))
 
     def _pair(self, escape: str, code: int) -> Reading[str]:
-        """A pair of surrogates; half of one is no character."""
+        """A pair of surrogates; half a pair becomes the replacement character."""
         if code < 0xDC00:
             while self._source.ahead(2) in ("", "\\") and not self._source.ended:
                 yield
@@ -328,7 +335,8 @@ class StringReader:
         return _REPLACEMENT
 
     def _code(self, at: int) -> Reading[int | None]:
-        """Number of an escape whose letter comes after `at` characters."""
+        """Code of an escape whose letter comes after `at` characters; None: it is not complete or
+        not valid."""
         digits = _DIGITS[self._source.ahead(1, at)]
         while True:
             text = self._source.ahead(digits, at + 1)
@@ -341,7 +349,7 @@ class StringReader:
             yield
 
     def _drop_cut(self, pattern: re.Pattern[str]) -> bool:
-        """Drops the rest of the text if it is an escape that was cut; returns whether it is."""
+        """Drops the rest of the text if it is a cut-off escape; returns whether it was."""
         rest = self._source.ahead(_LONGEST_ESCAPE)
         cut = self._source.cut and self._source.available == len(rest)
         if not (cut and pattern.fullmatch(rest)):
@@ -361,12 +369,13 @@ class InnerJson:
 
     @property
     def is_open(self) -> bool:
-        """Whether a bracket of it is not closed."""
+        """Whether a bracket of the JSON is still open."""
         return self.is_sure or self._opener == "["
 
     @property
     def is_sure(self) -> bool:
-        """Whether such a bracket was followed by a key, or by an item."""
+        """Whether an open bracket was followed by a key or an item, so that it is certainly
+        JSON."""
         return self._depth > 0
 
     def pass_text(self, text: str) -> None:
@@ -378,7 +387,7 @@ class InnerJson:
         self._last = text.rstrip()[-1:] or self._last
 
     def pass_quote(self, after: str) -> None:
-        """Notes a quotation mark that is text; `after`: what follows it."""
+        """Records a quotation mark that is text; `after`: the text after it."""
         if self._depth:
             return
         follows = after.lstrip()[:1]
@@ -390,7 +399,8 @@ class InnerJson:
 
 
 def _begins_call(text: str, marks: tuple[str, ...]) -> bool:
-    """Whether the text, up to a quotation mark, begins another call."""
+    """Whether `text`, which ends before a quotation mark, ends with the beginning of another
+    call."""
     mark = max(marks, key=text.rfind)
     at = text.rfind(mark)
     return at >= 0 and _CALL_BEGINS.fullmatch(text, at + len(mark)) is not None

@@ -1,7 +1,7 @@
-"""Passes on JSON from growing text, made valid where a model does not write it to the letter.
+"""Passes on JSON from growing text, and repairs what a model wrote incorrectly.
 
-Valid JSON comes out as it is. Of other text the structure is kept as far as it is clear: what is
-missing is added; what cannot stand in JSON is escaped, quoted or left out.
+Valid JSON is unchanged. In other text, missing parts are added where the structure is clear; parts
+that JSON cannot contain are escaped, quoted or left out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sluice_runtime.server.tools.source import Reading, Source
 MAX_DEPTH: Final = 100
 """Deeper values become null, since many parsers refuse them."""
 _CLOSERS: Final = {"{": "}", "[": "]", "(": ")"}
-"""Python's tuples are lists."""
+"""Closing bracket of each opening one; Python's tuples become lists."""
 _ENDS: Final = frozenset(_CLOSERS.values())
 _SPACE: Final = " \t\r\n"
 _LITERALS: Final = {
@@ -35,10 +35,10 @@ _LOOSE_NUMBER: Final = re.compile(r"\+?(-?)([1-9][0-9]*|0)?(\.[0-9]*)?([eE][+-]?
 
 
 class JsonReader:
-    """Reads one value and passes it on as it comes.
+    """Reads one value and passes it on as it arrives.
 
-    `marks`: texts that end or begin calls, which end the value if they stand outside a string.
-    `names`: the call's parameters, so that no string takes in the next one's text.
+    `marks`: texts that begin or end calls; outside a string they end the value. `names`: the call's
+    parameters, by which a string's end is recognised before the next parameter.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class JsonReader:
         """The closing brackets that are missing here."""
 
     def read(self, closer: str = "") -> Reading[bool]:
-        """Reads the value that comes next, in the object or list that `closer` ends; returns
-        whether it is complete: always, unless the text was cut."""
+        """Reads the next value, inside the object or list that `closer` ends. Returns whether the
+        value is complete, which is false only if the text was cut off."""
         character = yield from self._source.peek()
         if character and character in QUOTES:
             place = Place.VALUE if closer in ("", "}") else Place.ITEM
@@ -72,7 +72,7 @@ class JsonReader:
         return self._add("null")
 
     def _add(self, text: str) -> bool:
-        """Adds what the text lacks; returns whether it did, which it does not where it was cut."""
+        """Adds what the text lacks, unless it was cut off; returns whether it was added."""
         if self._source.cut_here:
             return False
         self._sink(text)
@@ -89,7 +89,7 @@ class JsonReader:
             character = yield from self._source.peek()
             if (yield from self._at_end(character)):
                 break
-            if character in _ENDS:  # of nothing that is open
+            if character in _ENDS:  # a closing bracket without an open one
                 self._source.advance(1)
                 continue
             self._sink(_separator(gap, is_first=is_first))
@@ -105,13 +105,13 @@ class JsonReader:
         return self._add(written)
 
     def _at_end(self, character: str) -> Reading[bool]:
-        """Whether what is open ends here."""
+        """Whether the open object or list ends here."""
         if not character or character in self._open:
             return True
         return (yield from self._source.at_any(self._marks))
 
     def _gap(self, separator: str = ",", comments: str = "/#") -> Reading[str]:
-        """White space and separators; comments and other blanks are left out."""
+        """Reads white space and separators; leaves out comments and unusual white space."""
         gap: list[str] = []
         while character := (yield from self._source.peek()):
             if character in comments:
@@ -135,7 +135,8 @@ class JsonReader:
         return False
 
     def _key(self) -> Reading[bool]:
-        """Passes on a key and its colon; returns whether there is one, so that a value follows."""
+        """Passes on a key and its colon; returns whether there is a key, after which a value
+        follows."""
         if (yield from self._source.peek()) in QUOTES:
             yield from self._strings.read(Place.KEY)
         else:
@@ -152,7 +153,8 @@ class JsonReader:
         return False
 
     def _word(self) -> Reading[bool]:
-        """Passes on a value without quotes: as JSON has it, or else as a string."""
+        """Passes on a value without quotes, as a JSON literal or number if it is one, else as a
+        string."""
         word = yield from self._source.take_while(_is_of_word)
         known = _LITERALS.get(word) or (word if _NUMBER.fullmatch(word) else None)
         following = yield from self._source.peek()
@@ -166,7 +168,7 @@ class JsonReader:
         return self._add(_json_of(_stripped(word)))
 
     def _text_until(self, stops: str) -> Reading[str]:
-        """Text before one of these characters, a mark or the end."""
+        """Reads text up to one of the characters `stops`, a mark or the end."""
         begins = {mark[0] for mark in self._marks}
         parts: list[str] = []
         while True:
@@ -182,7 +184,7 @@ class JsonReader:
 
 
 def _separator(gap: str, *, is_first: bool) -> str:
-    """A gap with the one comma that belongs there."""
+    """`gap` with exactly one comma; with none before the first item."""
     if is_first:
         return gap.replace(",", "")
     return gap if gap.count(",") == 1 else "," + (gap.replace(",", "") or " ")
@@ -193,7 +195,8 @@ def _stripped(word: str) -> str:
 
 
 def _json_of(word: str) -> str:
-    """A word that is no JSON: a number in another spelling, or a string."""
+    """JSON for a word that is not JSON: a number if it is one in another spelling, else a
+    string."""
     if not word:
         return "null"
     loose = _LOOSE_NUMBER.fullmatch(word)
@@ -204,12 +207,12 @@ def _json_of(word: str) -> str:
 
 
 def _skip_nested(source: Source) -> Reading[None]:
-    """Reads brackets to the one that closes the first."""
+    """Skips an object or a list, including nested ones."""
     yield from pass_nested(source, lambda part: None)
 
 
 def pass_nested(source: Source, sink: Callable[[str], object]) -> Reading[None]:
-    """Passes on an object or a list as it is, to its end or that of the text."""
+    """Passes on an object or a list unchanged, to its end or the end of the text."""
     depth, quoted = 0, False
     while (yield from source.peek()):
         stop = source.find(_IN_STRING if quoted else _BRACKETS)
@@ -230,9 +233,9 @@ def pass_nested(source: Source, sink: Callable[[str], object]) -> Reading[None]:
 
 
 def skip_leftover(source: Source, marks: Sequence[str], separators: str) -> Reading[bool]:
-    """Reads the rest of an object that seemed to have ended before, and sets the mark behind it:
-    its end stood in a string whose quotation marks are not escaped. Returns whether there is one.
-    `separators`: what was read before."""
+    """Skips the rest of an object that seemed to have ended but had not: the apparent end was
+    inside a string with unescaped quotation marks. Moves the source's mark after the rest; returns
+    whether there was any. `separators`: text read just before."""
     quote = yield from source.peek()
     if not quote or quote not in QUOTES:
         return False
@@ -257,8 +260,8 @@ def skip_leftover(source: Source, marks: Sequence[str], separators: str) -> Read
 
 
 def _skip_token(source: Source, marks: Sequence[str], before: str) -> Reading[str]:
-    """Reads and returns the beginning of what may come next in JSON behind the token `before`; ""
-    for what may not."""
+    """Reads the next JSON token and returns its first character; "" if what comes next cannot
+    follow the token `before`."""
     yield from source.skip_space()
     start = source.position
     character = yield from source.peek()

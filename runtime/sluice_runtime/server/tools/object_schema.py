@@ -1,7 +1,8 @@
-"""A function's parameters as a schema of objects, which is all that calls can carry; pure.
+"""Restricts the schema of a function's parameters to objects, because calls can carry nothing else;
+pure.
 
-A schema without a type becomes one of objects, and alternatives of other types are left out. What
-no object fits, and what is no schema, are errors of their own, with their place.
+A schema without a type becomes a schema of objects, and alternatives of other types are left out.
+Schemas that no object fits and invalid schemas raise different errors, which name the place.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ Schema = Mapping[str, Any]
 
 
 class NoObjectError(GrammarError):
-    """No object is one of a schema's values."""
+    """A schema's values include no object."""
 
 
 def object_schema(schema: Schema, path: str) -> dict[str, Any]:
     """`schema`, restricted to objects.
 
     Raises:
-        NoObjectError: no object is one of its values; names `path`, the value and what is allowed.
-        GrammarError: it is no schema that can be read; names these, too.
+        NoObjectError: no object fits the schema; names `path`, the value and what is allowed.
+        GrammarError: the schema is not valid; names path, value and what is allowed.
     """
     root = schema
     schema = _target(schema, path, root)
@@ -39,7 +40,8 @@ def object_schema(schema: Schema, path: str) -> dict[str, Any]:
 
 
 def _target(schema: Schema, path: str, root: Schema) -> Schema:
-    """The schema at the end of this one's references, each of which has no other keys."""
+    """The schema to which a chain of references leads, if each schema on the way has only its
+    reference."""
     seen = set[str]()
     while _is_reference(schema):
         _check_type(schema, path)
@@ -92,8 +94,8 @@ def _objects(key: str, given: Any, path: str, root: Schema, depth: int) -> Any:
 
 
 def _alternative(part: object, path: str, root: Schema, depth: int) -> dict[str, Any]:
-    """One alternative, restricted to objects. A reference stays, of type "object" where its target
-    does not say so."""
+    """One alternative, restricted to objects. A reference stays, with type "object" added if its
+    target has no type."""
     if part is True:
         return {"type": "object"}
     if not isinstance(part, Mapping):
@@ -108,7 +110,7 @@ def _alternative(part: object, path: str, root: Schema, depth: int) -> dict[str,
 
 
 def _is_none(part: object, root: Schema) -> bool:
-    """Whether no object fits it, by its own type or that of its reference's target."""
+    """Whether no object fits the schema, by its type or its reference's target."""
     if isinstance(part, Mapping) and _is_reference(part):
         try:
             part = _target(part, "", root)
@@ -126,7 +128,8 @@ def _is_none(part: object, root: Schema) -> bool:
 
 
 def _is_reference(schema: Schema) -> bool:
-    """A reference that stands alone and within the schema; `usable_schema` refuses others."""
+    """Whether a schema is only a reference, to a place in the schema; `usable_schema` refuses other
+    references."""
     reference = schema.get("$ref")
     return (
         isinstance(reference, str)
@@ -146,7 +149,7 @@ def _may_be_object(kind: object) -> bool:
 
 
 def _is_known(kind: object) -> bool:
-    """Whether it is a type, or a list of some."""
+    """Whether `kind` is a JSON type or a list of types."""
     kinds = kind if isinstance(kind, list) else [kind]
     return all(isinstance(name, str) and name in IS_OF_TYPE for name in kinds)
 

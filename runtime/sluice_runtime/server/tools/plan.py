@@ -30,23 +30,24 @@ from sluice_runtime.server.tools.request import Function, NamedTool
 
 @dataclass(frozen=True)
 class CallReading:
-    """How the calls of an answer are parsed."""
+    """How to parse the calls of an answer."""
 
     form: ToolFormat
     schemas: Mapping[str, Any]
-    """Schema of the arguments, by offered function."""
+    """Schemas of the arguments, by the names of the functions offered."""
     calls_only: bool = False
-    """Whether a grammar allows calls only, so that there is no text."""
+    """Whether a grammar allows only calls, so that the answer has no text."""
     calls_or_format: bool = False
     """Whether a grammar allows either calls or the requested format, so that an answer has either
     text or calls."""
     at_most_one: bool = False
     """Whether an answer has at most one call."""
     shown_tokens: Mapping[int, str] = field(default_factory=dict)
-    """Special tokens that are decoded as text, with their text."""
+    """Special tokens to decode as text, with their text."""
 
     def parser(self, answer: str) -> CallParser:
-        """A parser for one choice; `answer`: a name that no other choice has."""
+        """A parser for one choice. `answer`: a name unique to the choice, from which calls' ids are
+        made."""
         read = self.form.read
         if self.calls_or_format:
             read = calls_alone(read, self.form.grammar.begins(self.schemas))
@@ -59,15 +60,15 @@ class CallReading:
 
 @dataclass(frozen=True)
 class ToolPlan:
-    """Tools that the model may, or must, call."""
+    """What a request's tools mean for its prompt, its grammar and its answer."""
 
     shown: Sequence[dict[str, Any]]
-    """The tools, for the chat template."""
+    """The tools as the chat template gets them."""
     reading: CallReading
     spec: StructuredOutputSpec | None
-    """The constraint on the answer; None: the model chooses and nothing is strict."""
+    """The constraint on the answer; None: the model may call or not, and no function is strict."""
     left_out: Sequence[str] = ()
-    """Tools whose parameters cannot be read, so that their arguments are any object."""
+    """Tools whose parameters are not a usable schema, so that their arguments may be any object."""
 
 
 def plan_tools(
@@ -78,13 +79,13 @@ def plan_tools(
     strict: bool = False,
     one_call: bool = False,
 ) -> ToolPlan | None:
-    """None when no tool may be called. `known`: the model's format; `special_id`: a special token's
-    id by name; `strict`: every schema is enforced as a whole, or refused; `one_call`: whether the
-    chat template takes no more than one call a turn.
+    """The plan for a request's tools; None if the model may call none. `known`: the model's format
+    of calls; `special_id`: gives a special token's id by name; `strict`: every schema is enforced
+    completely or refused; `one_call`: whether the chat template takes at most one call in a turn.
 
     Raises:
-        InvalidRequestError: the choice does not fit the tools, or needs a format not known; or
-            the requested format cannot be combined with them.
+        InvalidRequestError: `tool_choice` does not fit the tools, or needs a format of calls that
+            is not known; or the requested format of the answer cannot be combined with tools.
     """
     choice = request.tool_choice
     if not request.tools:
@@ -146,8 +147,8 @@ def _check_names(functions: Sequence[Function]) -> None:
 def _argument_schemas(
     functions: Sequence[Function], strict: Collection[str]
 ) -> tuple[dict[str, Any], list[str]]:
-    """The schemas of calls' arguments, by function; and the functions that take any object, since
-    their parameters cannot be read."""
+    """The schemas of calls' arguments, by function; and the functions whose parameters are not a
+    usable schema, so that they take any object."""
     schemas, unread = dict[str, Any](), list[str]()
     for function in functions:
         field = f"tools.{function.name}"
@@ -170,9 +171,9 @@ def _call_spec(
     *,
     free: bool,
 ) -> tuple[StructuredOutputSpec | None, Mapping[str, Any]]:
-    """A grammar of calls: of one function, of any, of any or the requested format, or of text with
-    calls; and schemas by which calls that keep to it are read. `free`: no function asks for a
-    grammar of its own."""
+    """The grammar that a request's tools need, and the schemas by which to read calls that follow
+    it. The grammar allows calls of the chosen function, of any function, of any function or else
+    the requested format, or free text with calls. `free`: no function asks for a grammar."""
     choice, at_most_one = request.tool_choice, reading.at_most_one
     grammar, schemas = reading.form.grammar, reading.schemas
 
@@ -193,7 +194,7 @@ def _call_spec(
     if choice == "required":
         spec, read_by = lark(lambda held: grammar.calls(held, tokens, at_most_one=at_most_one))
         return _calls_only(request, spec), read_by
-    if len(forms := format_specs(request)) == 1:  # several are refused where grammars are made
+    if len(forms := format_specs(request)) == 1:  # `grammar_of` refuses several
         schema = _schema_beside_calls(forms[0])
         check_spec(forms[0])
         spec, read_by = lark(
@@ -218,14 +219,15 @@ def _chosen(choice: NamedTool, schemas: Mapping[str, Any]) -> str:
 
 
 def _calls_only(request: ChatRequest, spec: StructuredOutputSpec) -> StructuredOutputSpec:
-    """A grammar of calls and nothing else. `response_format` then has no effect, since it is about
-    text; clients send it together with a function of the same schema."""
+    """The spec, for an answer that is only calls. `response_format`, which is about text, then has
+    no effect; clients send it together with a function that has the same schema."""
     fields = [form.field.partition(".")[0] for form in format_specs(request)]
     return spec._replace(settles_format=fields == ["response_format"])
 
 
 def _schema_beside_calls(spec: StructuredOutputSpec) -> Any:
-    """The schema for answers without calls."""
+    """The schema for an answer that is not a call. Raises InvalidRequestError if the requested
+    format cannot be combined with tools."""
     if spec.kind != "json_schema" or spec.open:
         how = " whose strict is false" if spec.open else ""
         raise InvalidRequestError(

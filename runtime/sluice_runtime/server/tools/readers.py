@@ -1,7 +1,7 @@
-"""Parsers for the calls of each model family: a generator each, over the text as it comes.
+"""Parsers for the calls of each model family; each is a generator over the growing text.
 
-What looks like a call but is none stays text. Arguments that were begun become an object, whatever
-follows; only those of an answer that was cut do not.
+Text that looks like a call but is not one stays text. Once arguments have begun they become an
+object, whatever follows, unless the answer is cut off.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ _QWEN3_CODER_MARKS: Final = (FUNCTION_END, CALL_END)
 
 
 def calls_alone(read: Reader, begins: Sequence[str]) -> Reader:
-    """Reads calls if the answer begins like one; otherwise all of it is text."""
+    """Reader that reads calls only if the answer begins like a call; otherwise the whole answer is
+    text."""
 
     def read_all(source: Source, calls: Calls) -> Reading[None]:
         if (yield from source.at_any(begins)):
@@ -59,7 +60,7 @@ def calls_alone(read: Reader, begins: Sequence[str]) -> Reader:
 
 
 def read_hermes(source: Source, calls: Calls) -> Reading[None]:
-    """`<tool_call>`, an object of name and arguments, `</tool_call>`."""
+    """Reads `<tool_call>`, an object with name and arguments, `</tool_call>`."""
     tags = [CALL]
     while tag := (yield from source.until(tags, calls.text)):
         if tag == CALL_END:
@@ -73,10 +74,11 @@ def read_hermes(source: Source, calls: Calls) -> Reading[None]:
 
 
 def read_llama3(source: Source, calls: Calls) -> Reading[None]:
-    """Objects of name and parameters, at the beginning, after `<|python_tag|>` or within a text.
+    """Reads objects with name and parameters, at the beginning, after `<|python_tag|>` or inside
+    text.
 
-    Their names must be known, since an answer may have JSON of its own; within a text they are
-    nothing but a call.
+    The name must be a known function's, since an answer may have other JSON; inside text the object
+    may have no other keys.
     """
     names = calls.schemas.keys()
     begin: str | None = ""
@@ -91,7 +93,8 @@ def read_llama3(source: Source, calls: Calls) -> Reading[None]:
 
 
 def read_mistral(source: Source, calls: Calls) -> Reading[None]:
-    """`[TOOL_CALLS]` and a list of objects; or, once for each call, a name and its arguments."""
+    """Reads `[TOOL_CALLS]` and a list of objects; or `[TOOL_CALLS]`, a name and its arguments for
+    each call."""
     while (yield from source.until([TOOL_CALLS], calls.text)):
         if not (yield from _read_objects(source, calls, _MISTRAL_MARKS)):
             yield from _read_named(source, calls)
@@ -99,7 +102,8 @@ def read_mistral(source: Source, calls: Calls) -> Reading[None]:
 
 
 def read_qwen3_coder(source: Source, calls: Calls) -> Reading[None]:
-    """`<function=name>` and a `<parameter=name>` for each argument, in `<tool_call>` or bare."""
+    """Reads `<function=name>` with a `<parameter=name>` for each argument, inside `<tool_call>` or
+    without it."""
     tags = begins = [CALL, FUNCTION]
     while tag := (yield from source.until(tags, calls.text)):
         if tag == CALL_END:
@@ -119,7 +123,7 @@ def read_qwen3_coder(source: Source, calls: Calls) -> Reading[None]:
 
 
 def _take_call_end(source: Source) -> Reading[bool]:
-    """Reads the tag that ends a call, or what there is of it where the answer was cut."""
+    """Reads the tag that ends a call, or its beginning if the answer was cut off in it."""
     start = source.position
     yield from source.skip_space()
     if (yield from source.take(CALL_END)):
@@ -132,17 +136,17 @@ def _take_call_end(source: Source) -> Reading[bool]:
 
 
 def _no_call(source: Source, calls: Calls) -> None:
-    """Treats what was read since the mark as text. A further call that is cut before its name is
-    left out."""
+    """Passes on as text what was read since the mark. Drops a later call that was cut off before
+    its name."""
     text = source.since_mark()
     if not (calls.begun and (source.cut_here or text.isspace())):
         calls.text(text)
 
 
 def _pass_read(source: Source, calls: Calls, start: int, *, whole_json: bool) -> Reading[None]:
-    """Passes on the first part of what was read since the mark and is no call; all of it, if too
-    much was read twice. `whole_json`: JSON that begins at `start` is passed on to its end, since
-    nothing within is a call."""
+    """Passes on, as text, the first part of what was read since the mark, or all of it if too much
+    was read twice. The rest is read again. `whole_json`: JSON that begins at `start` is passed on
+    to its end, since it contains no call."""
     if calls.begun and source.cut_here:
         source.mark()
         return
@@ -190,8 +194,8 @@ def _read_objects(
     *,
     in_text: bool = False,
 ) -> Reading[bool]:
-    """Reads calls one after the other, in a list, in a fence or neither; returns whether there was
-    one. Then all of them is read, and the mark behind them."""
+    """Reads successive calls, in a list, in a code fence or bare; returns whether there was any. If
+    so, the source's mark is after the last."""
     yield from source.skip_space()
     fenced = yield from source.take(FENCE)
     if fenced:
@@ -226,7 +230,7 @@ def _separates_calls(character: str) -> bool:
 
 
 def _skip_closers(source: Source) -> Reading[None]:
-    """Reads brackets that close calls, and sets the mark behind the last."""
+    """Skips brackets that close calls, and sets the mark after the last one."""
     while True:
         source.mark()
         yield from source.skip_space()
@@ -237,7 +241,7 @@ def _skip_closers(source: Source) -> Reading[None]:
 
 
 def _take_behind_space(source: Source, literal: str) -> Reading[bool]:
-    """Reads white space and `literal`, or nothing."""
+    """Reads white space and `literal` if both come next, else nothing; returns which."""
     start = source.position
     yield from source.skip_space()
     if (yield from source.take(literal)):
@@ -258,7 +262,7 @@ def _read_named(source: Source, calls: Calls) -> Reading[None]:
 
 
 def _skip_leftover(source: Source, marks: tuple[str, ...]) -> Reading[None]:
-    """Reads what is left over of a call that was read, and sets the mark."""
+    """Skips leftovers of a call that was read, and sets the mark after them."""
     source.mark()
     separators = yield from source.take_while(_separates_calls)
     if not (yield from skip_leftover(source, marks, separators)):
@@ -266,8 +270,8 @@ def _skip_leftover(source: Source, marks: tuple[str, ...]) -> Reading[None]:
 
 
 def _read_function(source: Source, calls: Calls, name: str) -> Reading[None]:
-    """Reads a call's arguments and the tag that ends it. Text between the arguments, where none
-    belongs, comes behind the call."""
+    """Reads a call's arguments and the tag that ends it. Stray text between arguments is passed on
+    after the call."""
     calls.begin(name)
     parameters = calls.parameters(name)
     yield from source.skip_space()

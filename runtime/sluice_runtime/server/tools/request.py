@@ -1,4 +1,4 @@
-"""The fields of a chat request that offer tools, and those of messages that report calls."""
+"""Fields of a chat request that offer tools, and fields of messages that report calls."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ FunctionName = Annotated[str, Field(pattern="^[a-zA-Z0-9_.-]{1,128}$")]
 
 
 _MAX_MENDED_CHARACTERS: Final = 1 << 17
-"""Most characters of a request's arguments that are mended; what is beyond is not."""
+"""Most characters of calls' arguments that are mended in one request; further arguments are not
+mended."""
 _NO_NUMBER: Final = re.compile(r"\b(NaN|Infinity)\b")
 
 
 def _object_text(given: object, info: ValidationInfo) -> object:
-    """Arguments as the text of a JSON object, mended as those of an answer. Of no arguments, or of
-    some that were cut, an empty one: a client sends the history of a conversation again with every
-    turn, so a refusal would end it for good."""
+    """A call's arguments as the text of a JSON object, mended like those of an answer. Missing or
+    unusable arguments become an empty object: clients resend the history with every turn, so a
+    refusal would end the conversation."""
     if isinstance(given, str) and _is_object(given):
         return given
     if is_strict(info):
@@ -67,8 +68,8 @@ def _is_object(text: str) -> bool:
 
 
 def _mended(text: str, info: ValidationInfo) -> str:
-    """The object that a text is meant to be, with numbers that fit no float as text; "" for
-    none."""
+    """JSON of the object that a text is meant to be, with numbers too large for a float as strings;
+    "" if it is none."""
     context: dict[str, Any] = {} if info.context is None else info.context
     left = context.get("mended_characters", _MAX_MENDED_CHARACTERS) - len(text)
     if left < 0:
@@ -79,7 +80,7 @@ def _mended(text: str, info: ValidationInfo) -> str:
         text, value = value, _loosely_parsed(value)
     if value is None:
         value = _loosely_parsed(object_of(text, cut=True))
-        if value is not None and _NO_NUMBER.search(text):  # null, unless it is within a string
+        if value is not None and _NO_NUMBER.search(text):  # NaN became null, if not in a string
             note_ignored(info)
     if not isinstance(value, dict):
         return ""
@@ -87,7 +88,8 @@ def _mended(text: str, info: ValidationInfo) -> str:
 
 
 def _loosely_parsed(text: str) -> object:
-    """The value of a text of JSON, where numbers that fit no float are text; None if it is none."""
+    """The value of a JSON text, with numbers too large for a float as strings; None if it is not
+    valid JSON."""
     try:
         value: object = json.loads(text, parse_float=_number, parse_constant=str)
         json.dumps(value, ensure_ascii=False).encode()
@@ -102,8 +104,8 @@ def _number(text: str) -> float | str:
 
 
 def _finite(value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-    """An object from a request's body; in place of numbers that fit no float, which are ignored,
-    the word for them."""
+    """An object from a request's body, with numbers too large for a float replaced by their names
+    as strings, and reported as ignored."""
     if infinite_at(value) is None:
         return value
     note_ignored(info)
@@ -150,7 +152,7 @@ class Tool(RequestModel):
 
 
 class NamedFunction(RequestModel):
-    """A function that is named."""
+    """A function, by name."""
 
     name: FunctionName
 
@@ -163,7 +165,7 @@ class NamedTool(RequestModel):
 
 
 class ToolFields(RequestModel):
-    """The fields of a chat request that are about tools."""
+    """A chat request's fields about tools."""
 
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: Annotated[ToolMode | Annotated[NamedTool, OBJECT], TOOL_CHOICE] | None = None
@@ -185,7 +187,7 @@ class MadeCall(RequestModel):
     function: CalledFunction
 
     def for_template(self) -> dict[str, Any]:
-        """Call as chat templates expect it: arguments as an object."""
+        """The call as chat templates expect it, with arguments as an object."""
         arguments = json_within(self.function.arguments)
         function = {"name": self.function.name, "arguments": arguments}
         return {"id": self.id, "type": self.type, "function": function}

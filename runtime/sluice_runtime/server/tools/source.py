@@ -1,8 +1,8 @@
-"""Growing text, for parsers written as generators: they yield when they need more.
+"""Growing text for parsers that are generators, which yield when they need more text.
 
-Text read since the last `mark` is kept, because it may turn out to be ordinary text. No step looks
-at all the text that is there: text that was read is not copied again when more comes, and a search
-continues where it stopped.
+Text read since the last `mark` is kept, because it may turn out to be ordinary text. No step costs
+as much as the whole text: read text is not copied again when more comes, and a search continues
+where it stopped.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import NamedTuple, TypeVar
 ResultT = TypeVar("ResultT")
 
 Reading = Generator[None, None, ResultT]
-"""A parser step; yields while the text does not suffice."""
+"""Type of a parser step, which yields while it needs more text."""
 
 
 class Lookahead(NamedTuple):
-    """A search in text that is not read yet. Positions count from the beginning of the answer."""
+    """Result of a search in text that is not read yet. Positions count from the beginning of the
+    answer."""
 
     begin: int
     reached: int
@@ -49,12 +50,12 @@ class Source:
 
     @property
     def position(self) -> int:
-        """Characters read since the beginning of the answer."""
+        """Number of characters read since the beginning of the answer."""
         return self._offset + self._at
 
     @property
     def available(self) -> int:
-        """Characters that are there and not read yet."""
+        """Number of characters that have arrived but are not read yet."""
         return len(self._text) - self._at
 
     def add(self, text: str) -> None:
@@ -66,12 +67,12 @@ class Source:
         self._at = 0
 
     def mark(self) -> None:
-        """Forgets what was read so far."""
+        """Sets the mark here; text before it is forgotten."""
         self._mark = self.position
         self._read.clear()
 
     def since_mark(self) -> str:
-        """Returns and forgets what was read since the mark."""
+        """Returns the text read since the mark, and sets the mark here."""
         text = self.behind(self.position - self._mark)
         self.mark()
         return text
@@ -81,7 +82,7 @@ class Source:
         self.go_back(self._mark)
 
     def go_back(self, position: int) -> None:
-        """Goes back to a position behind the mark."""
+        """Goes back to `position`, which is not before the mark."""
         if position < self._offset:
             parts = [self._text]
             while self._offset > position:
@@ -91,8 +92,8 @@ class Source:
         self._at = position - self._offset
 
     def may_read_again(self, reached: int) -> bool:
-        """Whether text that was read up to `reached` may be read from here once more: no more of
-        an answer is read twice than was read once."""
+        """Whether text up to `reached` may be read again from here. Limits re-reading: altogether
+        no more of an answer is read twice than once."""
         characters = reached - self.position
         if self._read_again + characters > reached:
             return False
@@ -100,7 +101,8 @@ class Source:
         return True
 
     def behind(self, characters: int) -> str:
-        """The last characters before this one, behind the mark, at most this many."""
+        """The last characters before the position, at most `characters`, and none before the
+        mark."""
         parts = [self._text[max(0, self._at - characters) : self._at]]
         missing = characters - len(parts[0])
         number = len(self._read)
@@ -111,16 +113,18 @@ class Source:
         return "".join(reversed(parts))
 
     def ahead(self, characters: int, at: int = 0) -> str:
-        """The next characters, without reading them: so many behind the next `at`, or fewer."""
+        """At most `characters` characters, without reading them, starting `at` characters after the
+        position."""
         return self._text[self._at + at : self._at + at + characters]
 
     def find(self, pattern: re.Pattern[str]) -> tuple[int, str] | None:
-        """How many characters come before the pattern's first match, and its text."""
+        """Number of characters before the pattern's first match, and the matched text; None without
+        a match."""
         match = pattern.search(self._text, self._at)
         return None if match is None else (match.start() - self._at, match[0])
 
     def rest(self) -> str:
-        """All that is there and has not been read yet."""
+        """All text that has arrived and is not read yet."""
         return self._text[self._at :]
 
     def advance(self, characters: int) -> None:
@@ -135,7 +139,7 @@ class Source:
 
     @property
     def cut_here(self) -> bool:
-        """Whether all is read of a text that was cut."""
+        """Whether the text was cut off, and all of it is read."""
         return self.cut and self.ended and not self.available
 
     def at_any(self, literals: Sequence[str]) -> Reading[bool]:
@@ -185,9 +189,9 @@ class Source:
             self.advance(len(literal))
 
     def until(self, literals: Sequence[str], sink: Callable[[str], None]) -> Reading[str | None]:
-        """Passes to `sink` what comes before the first of `literals`, without the white space at
-        its end. Reads that literal and returns it, with the mark before the white space; None at
-        the end of the text."""
+        """Passes to `sink` the text before the first of `literals`, without its trailing white
+        space. Reads the literal and returns it, with the mark set before that white space; None:
+        the text ended first."""
         pattern = any_of(tuple(literals))
         self.mark()
         while True:
@@ -208,14 +212,15 @@ class Source:
             yield
 
     def possible_start(self, literals: Sequence[str]) -> int:
-        """How many characters at the end of the text that is there may begin one of `literals`."""
+        """Number of characters at the end of the available text that may begin one of
+        `literals`."""
         longest = min(self.available, max(map(len, literals), default=0))
         return possible_start(self.ahead(longest, self.available - longest), literals)
 
 
 @cache
 def any_of(literals: tuple[str, ...]) -> re.Pattern[str]:
-    """A pattern of texts; it matches nothing if there are none."""
+    """Pattern that matches any of `literals`; it never matches if there are none."""
     return re.compile("|".join(map(re.escape, literals)) or r"(?!)")
 
 

@@ -1,7 +1,7 @@
-"""The alternatives that a schema of arguments, or of a string, comes to when written out. Pure.
+"""Writes out the alternatives of a schema of arguments or of a string. Pure.
 
-A reference is resolved once, and the work for one grammar is bounded: a schema in which each
-definition names the next one twice would have 2^n of them else.
+A reference is resolved once, and the work for one grammar is limited: a schema in which each of n
+definitions names the next one twice would have 2^n alternatives.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from sluice_runtime.grammar.schema_keywords import dict_of, list_of, refused, ta
 MAX_ALTERNATIVES: Final = 64
 """Most alternatives of one function's arguments, or of one string."""
 MAX_WORK: Final = 1_000_000
-"""Characters that one grammar may take to write, and steps of `_STEP` of them."""
+"""Budget of one grammar in characters; each step costs `_STEP`, besides the characters that it
+writes."""
 _STEP: Final = 10
 _MAX_DEPTH: Final = 150
-"""Schemas within each other, with those that references lead to."""
+"""Deepest nesting of schemas, counting those to which references lead."""
 _LIMITS: Final = frozenset({"const", "enum", "format", "maxLength", "minLength", "pattern"})
 _OF_OBJECTS: Final = frozenset({"properties", "required", "additionalProperties"})
 _ItemT = TypeVar("_ItemT")
 
 Conjunction = tuple[Any, ...]
-"""Schemas that a value fits all of, each once; none: any value."""
+"""Distinct schemas that a value must all fit; empty: any value."""
 StringLimits = tuple[Mapping[str, Any], ...]
-"""Limits that hold together, each once."""
+"""Distinct limits that a string must all keep."""
 
 
 class Work:
@@ -37,7 +38,7 @@ class Work:
         self._left = MAX_WORK
 
     def charge(self, characters: int) -> None:
-        """Raises GrammarError where nothing is left."""
+        """Takes characters from the budget; raises GrammarError if it is used up."""
         self._left -= characters
         if self._left < 0:
             raise GrammarError(f"arguments that take more than {MAX_WORK} characters of work")
@@ -50,16 +51,16 @@ class Arguments:
     properties: Mapping[str, Conjunction] = field(default_factory=dict)
     required: tuple[str, ...] = ()
     rest: Conjunction = ()
-    """Schemas of arguments that are not named."""
+    """Schemas of arguments without a schema of their own in `properties`."""
 
     def schemas(self) -> dict[str, Any]:
-        """The schema of each argument that may be there."""
+        """Schema of each named argument that is allowed."""
         schemas = {name: _schema(parts) for name, parts in self.properties.items()}
         return {name: schema for name, schema in schemas.items() if schema is not False}
 
     @property
     def others(self) -> Any:
-        """The schema of arguments that are not named."""
+        """The schema of all other arguments."""
         return _schema(self.rest)
 
 
@@ -80,7 +81,8 @@ class WrittenOut:
         """The alternatives of the arguments.
 
         Raises:
-            GrammarError: a reference leads nowhere, or to itself; or there are too many.
+            GrammarError: a reference leads nowhere or to itself, or there are too many
+                alternatives.
         """
         return self._objects(self._root, 0)
 
@@ -88,7 +90,7 @@ class WrittenOut:
         """The alternatives of a string.
 
         Raises:
-            GrammarError: there are too many.
+            GrammarError: there are too many alternatives.
         """
         return self._texts(schema, 0)
 
@@ -150,7 +152,7 @@ class WrittenOut:
         self._work.charge(_STEP)
 
     def _both(self, first: Arguments, second: Arguments) -> Arguments:
-        """Two schemas of objects as one."""
+        """The alternative that fits both."""
         names = dict.fromkeys([*first.properties, *second.properties])
         properties = {
             name: _conjunction(
@@ -195,7 +197,7 @@ def _product(
     neutral: _ItemT,
     what: str,
 ) -> list[_ItemT]:
-    """One of each list together, in all ways."""
+    """All combinations of one item from each list, joined by `both`."""
     result = [neutral]
     for options in products:
         if len(result) * len(options) > MAX_ALTERNATIVES:

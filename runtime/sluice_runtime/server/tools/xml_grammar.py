@@ -1,6 +1,7 @@
 """Grammars for calls that write each argument between tags, as Qwen3-Coder does. Pure.
 
-Strings stand there as they are, so their limits become expressions of the text; all else is JSON.
+Strings are written without quotation marks or escapes, so their limits become expressions on the
+text; all other values are JSON.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from sluice_runtime.server.tools.written_out import Arguments, Work, WrittenOut
 from sluice_runtime.server.tools.xml_values import END, kinds_of
 
 LeaveOut = Callable[[str, GrammarError], None]
-"""Notes the place of a keyword that is left out, or raises the error."""
+"""Called with the place of a keyword that will not be enforced, and the error: notes the place, or
+raises the error."""
 
 _END: Final = quoted(f"\n{END}\n")
 _CALL_END: Final = quoted("</function>\n</tool_call>")
@@ -53,12 +55,13 @@ _FORMATS: Final[Mapping[str, str]] = {
     "uuid": r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
     "uri": r"[a-zA-Z][a-zA-Z0-9+.\-]*:[!-;=?-~]+",
 }
-"""Formats of strings, in their shape."""
+"""Expression for each `format` of strings; checks the shape only, not for example a month's
+days."""
 
 
 @dataclass(frozen=True)
 class XmlTag:
-    """A tag for the function, with a tag for each argument inside."""
+    """Format of calls with a tag for the function, and in it a tag for each argument."""
 
     def calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Rules:
         return separated(_bodies(schemas, "<tool_call>"), "\n", at_most_one=at_most_one)
@@ -82,15 +85,16 @@ _TYPES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
         for key in ("anyOf", "oneOf", "allOf")
     },
 }
-"""Checks of the keys of an argument's schema that the grammar itself reads: whether a value has the
-right type."""
+"""For each keyword that the grammar itself reads: a check that the value has the right type, and
+the types allowed."""
 
 
 def adapt_to_text(schema: dict[str, Any], leave_out: LeaveOut) -> None:
-    """Takes out of a function's schema what text between tags cannot be held to.
+    """Removes from a function's schema the keywords that a grammar of text between tags cannot
+    enforce, after calling `leave_out` for each.
 
     Raises:
-        GrammarError: as `leave_out` does.
+        GrammarError: raised by `leave_out`.
     """
     strings = set[str]()
     for part in _in_place(schema, schema, set()):
@@ -99,7 +103,7 @@ def adapt_to_text(schema: dict[str, Any], leave_out: LeaveOut) -> None:
                 leave_out(key, refused(key, part[key], allowed))
                 del part[key]
                 if key == "properties" and part.get("additionalProperties") is False:
-                    del part["additionalProperties"]  # else there would be no arguments
+                    del part["additionalProperties"]  # otherwise no arguments would be allowed
         for key in ("patternProperties", "minProperties", "maxProperties"):
             if part.get(key):
                 error = refused(key, part[key], "leaving it out", "is not implemented between tags")
@@ -123,7 +127,8 @@ def _adapt_string(limits: dict[str, Any], path: str, leave_out: LeaveOut) -> Non
 
 
 def _in_place(schema: Any, root: Any, seen: set[str]) -> Iterator[dict[str, Any]]:
-    """The schema, and all that are about the same value; `seen`: references that were followed."""
+    """The schema and all its subschemas about the same value. `seen`: references already
+    followed."""
     pending = [schema]
     while pending:
         part = pending.pop()
@@ -133,13 +138,15 @@ def _in_place(schema: Any, root: Any, seen: set[str]) -> Iterator[dict[str, Any]
 
 
 def types_between_tags(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema by which arguments that keep to the grammar are read: what is plain text."""
+    """The schema by which to read arguments that follow the grammar: says which of them are plain
+    text."""
     kinds = _kinds_of_texts(WrittenOut(schema, Work()).arguments())
     return {"properties": {name: {"type": sorted(types)} for name, types in kinds.items()}}
 
 
 def _kinds_of_texts(alternatives: Sequence[Arguments]) -> dict[str, set[str]]:
-    """Types of the arguments that are plain text, which are strings in all alternatives."""
+    """Types of the arguments that are written as plain text: those that may be strings in every
+    alternative."""
     kinds: dict[str, list[set[str]]] = {}
     for arguments in alternatives:
         for name, part in arguments.schemas().items():
@@ -161,7 +168,7 @@ def _bodies(schemas: Schemas, begin: str) -> Rules:
 
 
 class _FunctionRules:
-    """The rules for one function's arguments, which are added to `rules`."""
+    """Makes the rules for one function's arguments, and adds them to `rules`."""
 
     def __init__(self, schema: Any, work: Work, rules: list[str]) -> None:
         self._schema = schema
@@ -170,13 +177,13 @@ class _FunctionRules:
         self._written_out = WrittenOut(schema, work)
 
     def arguments(self) -> str:
-        """The arguments of one call, in the schema's order."""
+        """Expression for the arguments of one call, in the schema's order."""
         flats = self._written_out.arguments()
         texts = _kinds_of_texts(flats).keys()
         return alternatives(self._alternative(flat, texts) for flat in flats)
 
     def _alternative(self, flat: Arguments, texts: Collection[str]) -> str:
-        """`texts`: the arguments that are plain text."""
+        """Expression for one alternative. `texts`: names of the arguments that are plain text."""
         arguments = []
         for name, part in flat.schemas().items():
             begin = quoted(f"<parameter={name}>\n")
@@ -196,12 +203,12 @@ class _FunctionRules:
         return f"{rule} {_END}"
 
     def _text(self, schema: Any) -> str:
-        """A string as plain text, up to the tag that ends it."""
+        """Expression for a string as plain text, with the tag that ends it."""
         limits = self._written_out.strings(schema)
         texts = [" & ".join(_expressions(together)) for together in limits]
         self._work.charge(sum(map(len, texts)))
         number, rules = len(self._rules), self._rules
-        if not all(texts):  # any text, which "null" is too
+        if not all(texts):  # any text is allowed, so "null" is too
             rules.append(f"value{number}[lazy]: {ANY_TEXT} {_END}")
             return f"value{number}"
         texts += [quoted("null")] if _allows_null(schema) else []
@@ -216,7 +223,7 @@ def _allows_null(schema: Mapping[str, Any]) -> bool:
 
 
 def _expressions(limits: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Terminals that all match a string within the limits."""
+    """Terminals that must all match the string, one for each of its limits."""
     for limit in limits:
         listed = [[limit["const"]]] if "const" in limit else []
         for values in [*listed, *([list_of(limit, "enum")] if "enum" in limit else [])]:

@@ -1,4 +1,5 @@
-"""Arguments written as plain text between tags, converted to JSON of the type in the schema."""
+"""Reads arguments written as plain text between tags, and converts each to JSON of its schema's
+type."""
 
 from __future__ import annotations
 
@@ -23,22 +24,23 @@ _STOPS: Final = (END, PARAMETER, FUNCTION_END, CALL_END, CALL, FUNCTION)
 _STOP: Final = re.compile("|".join(_STOPS))
 _CLOSING: Final = re.compile(rf"(\s|{FUNCTION_END}|{CALL_END})*")
 _LITERALS: Final = {"True": "true", "False": "false", "None": "null"}
-"""Python's spelling, which models use."""
+"""Python's spellings, which models use too, and JSON's."""
 _BRACKETS: Final = {"{": "object", "[": "array", "(": "array"}
 _KEYWORDS: Final = {"properties": "object", "items": "array"}
-"""Types of a schema that names none, by the keywords it has."""
+"""Type to assume for a schema without one, by a keyword it has."""
 
 _MAX_DEPTH: Final = 150
-"""Schemas within each other that the types of an argument are looked for in."""
+"""Depth of nested schemas to which an argument's types are looked for."""
 
 
 def read_value(
     source: Source, calls: Calls, lead: str, kinds: set[str], names: Collection[str]
 ) -> Reading[bool]:
-    """Passes on one argument after `lead`, a string as it comes; returns whether it is complete.
+    """Reads one argument and reports `lead` and its value, a string while it is read; returns
+    whether it is complete.
 
-    It ends at its own tag, or at the next one where its own is missing. `names`: the call's
-    parameters, whose tags are none of its text.
+    It ends at its closing tag, or at the next parameter's tag if that is missing. `names`: the
+    call's parameters; a tag that names one of them is never part of the text.
     """
     yield from source.take("\n")
     if kinds == {"string"}:
@@ -54,15 +56,15 @@ def read_value(
 
 
 def _text(source: Source, sink: Callable[[str], None], names: Collection[str]) -> Reading[bool]:
-    """Passes on the text of a value, without the line end around its end; returns whether it
-    ended before the text did."""
+    """Passes on the text of a value, without the line end before its closing tag; returns whether
+    the value was complete."""
     is_first = True
     while True:
         stop = source.find(_STOP)
         if stop is None:
             held = source.possible_start(_STOPS)
             text = _without_line_end(source.ahead(source.available - held))
-            if source.ended and held == 1 and not source.cut:  # what is no tag after all
+            if source.ended and held == 1 and not source.cut:  # the "<" begins no tag after all
                 text = source.rest()
             sink(text)
             source.advance(source.available if source.ended else len(text))
@@ -93,8 +95,8 @@ def _text(source: Source, sink: Callable[[str], None], names: Collection[str]) -
 def _text_after(
     source: Source, begin: int, tag: str, names: Collection[str], *, begins_line: bool
 ) -> Reading[int | None]:
-    """Position up to which there is text of the value, where a tag comes after `begin` characters;
-    None: the value ends before it."""
+    """Decides on a tag found after `begin` characters of a value: the position up to which the
+    value goes on, or None if the tag ends the value."""
     start = source.position
     at = start + begin + len(tag)
     source.advance(begin + len(tag))
@@ -116,8 +118,8 @@ def _text_after(
 
 
 def _search_end(source: Source, names: Collection[str]) -> Reading[int | None]:
-    """Reads to the tag that ends a value, or else to the end of the text, and returns the position;
-    None: another parameter's tag comes before."""
+    """Position of the next closing tag, or of the end of the text if there is none; None if another
+    parameter's tag comes first."""
     while (yield from source.skip_to([END, PARAMETER])) == PARAMETER:
         position = source.position
         source.advance(len(PARAMETER))
@@ -129,7 +131,8 @@ def _search_end(source: Source, names: Collection[str]) -> Reading[int | None]:
 
 
 def _name(source: Source, belongs: Callable[[str], bool], names: Collection[str]) -> Reading[str]:
-    """Reads the name in a parameter's tag, or the first part of one that is too long."""
+    """Reads the name in a parameter's tag, at most as long as a name may be or the longest of
+    `names` is."""
     name = yield from source.take_while(belongs, MAX_NAME_CHARACTERS)
     if len(name) < MAX_NAME_CHARACTERS:
         return name
@@ -142,15 +145,17 @@ def _is_of_name(character: str) -> bool:
 
 
 def _is_of_spelled_name(character: str) -> bool:
-    """Whether a tag in text, where one may be quoted, may have this in a parameter's name."""
+    """Whether a parameter's name may contain this character in a tag that may be part of the text,
+    for example quoted."""
     return character not in "<>\n\"'{}[]"
 
 
 def kinds_of(
     schema: object, root: object = None, seen: set[str] | None = None, depth: int = 0
 ) -> set[str]:
-    """The types that a schema allows; empty: it names none. `root`: where its references lead;
-    `seen`: those that were followed; `depth`: of how many schemas it is within."""
+    """The types that a schema allows; empty if it names none. `root`: the schema that references
+    are relative to; `seen`: references already followed; `depth`: number of schemas around this
+    one."""
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return set()
     seen = set() if seen is None else seen
@@ -176,7 +181,7 @@ def _kinds_without_type(schema: Mapping[str, Any]) -> set[str]:
 
 
 def as_json(text: str, kinds: set[str]) -> str:
-    """The text as JSON of one of `kinds`; a string if it fits none."""
+    """The text as JSON of one of `kinds`, or as a string if it fits none of them."""
     word = _LITERALS.get(text.strip(), text.strip())
     if "string" in kinds and not ("null" in kinds and word == "null"):
         return quoted(text)
@@ -189,7 +194,7 @@ def as_json(text: str, kinds: set[str]) -> str:
 
 
 def quoted(text: str) -> str:
-    """The text as a string of JSON."""
+    """The text as a JSON string."""
     return json.dumps(text, ensure_ascii=False)
 
 
