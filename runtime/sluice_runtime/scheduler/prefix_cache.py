@@ -18,7 +18,10 @@ import struct
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from sluice_runtime.scheduler.ngram import NGramIndex
 
 TOKEN_BYTES: Final = 4
 TICKS: Final = 1 << 48
@@ -53,6 +56,8 @@ class Node:
     digests: tuple[bytes, ...] = ()
     """Digests of the host tier, one for each page; empty until needed. There may be more, for pages
     that were cut off."""
+    ngrams: tuple[NGramIndex, ...] = ()
+    """Indexes for drafts of the node's tokens; the parts of a node that was split share them."""
     children: dict[Hashable, Node] = field(default_factory=dict)
 
 
@@ -344,6 +349,7 @@ class PrefixCache:
         upper.made, upper.uses = node.made, node.uses
         node.parent, node.key, node.page_ids = upper, node.key[cut:], node.page_ids[pages:]
         upper.digests, node.digests = node.digests[:pages], node.digests[pages:]
+        upper.ngrams = node.ngrams
         node.edge = node.key[: self._page_bytes]
         upper.children[node.edge] = node
         return upper

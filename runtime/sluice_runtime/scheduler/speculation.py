@@ -28,9 +28,10 @@ from sluice_runtime.scheduler.admission import PrefillItem
 from sluice_runtime.scheduler.batch import NO_TOKEN, Batch
 from sluice_runtime.scheduler.cost_model import Lag, StepTime
 from sluice_runtime.scheduler.kv_allocator import KvAllocator, pages_for
-from sluice_runtime.scheduler.ngram import NGramDrafts
+from sluice_runtime.scheduler.ngram import MOST_TOKENS, NGramDrafts, NGramIndex
 from sluice_runtime.scheduler.prefill_planner import Drafts
-from sluice_runtime.scheduler.request import Request
+from sluice_runtime.scheduler.prefix_cache import path_of
+from sluice_runtime.scheduler.request import Request, lock_of
 from sluice_runtime.scheduler.request_table import RequestTable
 from sluice_runtime.scheduler.settings import SchedulerSettings
 
@@ -61,21 +62,35 @@ LIKELY: Final = 0.5
 average of a step's drafts while drafts have cost more than they gained."""
 PROBE_STEPS: Final = 16
 """Bound on catching up for probes, in decode steps, unless more time was saved for it."""
+INDEXED_TOKENS: Final = 512
+"""Maximum tokens of prompts that a step indexes for drafts, of all rows together."""
+NEW_TOKENS: Final = 8
+"""Maximum tokens of each row that a step indexes in any case: those of the last steps."""
+SHARED_TOKENS: Final = 2048
+"""Minimum length of a cached stretch whose index is shared by all requests that have it."""
 PAID_BACK_WITHIN: Final = 128
 """Tokens within which the cost of catching up has to be gained."""
 
 
 class RowDrafts(Protocol):
-    """Source of the drafts of one request."""
+    """Source of the drafts of one request, whose `token_ids` only grow from call to call."""
+
+    def index(self, token_ids: Sequence[int], most: int) -> int:
+        """Takes in at most `most` further tokens; returns their number."""
+        ...
 
     def draft(self, token_ids: Sequence[int], tokens: int) -> tuple[int, ...]:
-        """A draft of at most `tokens` tokens; `token_ids` only grow from call to call."""
+        """A draft of at most `tokens` tokens."""
         ...
 
 
 class ModelDrafts:
     """Placeholders for drafts that the draft model proposes in the step that verifies them: see
     `VerifyRow`."""
+
+    def index(self, token_ids: Sequence[int], most: int) -> int:
+        """Nothing: the model reads the tokens itself."""
+        return 0
 
     def draft(self, token_ids: Sequence[int], tokens: int) -> tuple[int, ...]:
         """Placeholders, one for each draft: see `RowDrafts`."""
@@ -138,10 +153,10 @@ class Speculation:
         settings: SchedulerSettings,
         table: RequestTable,
         kv: KvAllocator,
-        drafts_of_row: Callable[[], RowDrafts] | None = None,
+        drafts_of_row: Callable[[Request], RowDrafts] | None = None,
     ) -> None:
         """`drafts_of_row`: source of each row's drafts, in place of the one in the settings."""
-        by_settings = ModelDrafts if settings.draft_model else NGramDrafts
+        by_settings = _placeholders if settings.draft_model else self._ngrams
         self._drafts_of_row = drafts_of_row or by_settings
         self._settings = settings
         self._table = table
@@ -153,6 +168,8 @@ class Speculation:
         self._chance = FIRST_CHANCE
         """Acceptance probability with which new rows of a draft model begin."""
         self._accepted_in_step = 0
+        self._index_tokens = INDEXED_TOKENS
+        """Tokens that may still be indexed before the next step lands."""
         self._probes: list[Request] = []
         """Rows that verify a draft not expected to pay, in the step that was planned."""
         self.drafted_tokens = 0
@@ -173,6 +190,8 @@ class Speculation:
         their rows and pages."""
         room = self._room(len(running), prefill)
         self._follow(running)
+        if room.tokens > 0:
+            self._index_prompts()
         step = StepDrafts(len(running), len(running))
         self._probes = []
         if not prefill:
@@ -204,6 +223,7 @@ class Speculation:
     def landed(self, batch: Batch, seconds: float) -> None:
         """Learns from the duration of a step."""
         accepted, self._accepted_in_step = self._accepted_in_step, 0
+        self._index_tokens = INDEXED_TOKENS
         if batch.extend_rows or not batch.answering_rows:
             return
         rows = batch.answering_rows
@@ -240,8 +260,29 @@ class Speculation:
             row = self._rows[request] = known.get(request) or self._new_row(request)
             row.follow(request.token_ids)
 
+    def _index_prompts(self) -> None:
+        """Indexes what rows have not indexed of their tokens, one row after the other, as far as
+        the step's budget goes."""
+        for request, row in self._rows.items():
+            if row.lacks_index and self._index_tokens:
+                indexed = row.source.index(request.token_ids, self._index_tokens)
+                row.lacks_index = indexed == self._index_tokens
+                self._index_tokens -= indexed
+
+    def _ngrams(self, request: Request) -> NGramDrafts:
+        """Drafts from the request's tokens; long cached stretches have one index for all."""
+        shared: dict[NGramIndex, int] = {}
+        end = 0
+        for node in path_of(lock_of(request))[::-1]:
+            first, end = end, end + len(node.page_ids) * self._settings.page_size
+            if end - first >= SHARED_TOKENS and not node.ngrams:
+                starts = range(first, end, MOST_TOKENS)
+                node.ngrams = tuple([NGramIndex(at, min(at + MOST_TOKENS, end)) for at in starts])
+            shared |= {i: min(i.last, end) for i in node.ngrams if i.first < end and i.last > first}
+        return NGramDrafts(tuple(shared.items()))
+
     def _new_row(self, request: Request) -> _Row:
-        row = _Row(self._drafts_of_row(), waits_from_tokens=len(request.token_ids))
+        row = _Row(self._drafts_of_row(request), waits_from_tokens=len(request.token_ids))
         if self._settings.draft_model:
             row.chance = self._chance
         return row
@@ -391,6 +432,11 @@ class Speculation:
         return (self._time.at_most(tokens, passes) + lag_seconds) * MARGIN <= target.seconds
 
 
+def _placeholders(request: Request) -> ModelDrafts:
+    del request
+    return ModelDrafts()
+
+
 def _lag_tokens(request: Request) -> int:
     """Tokens that the draft model lacks of a row, but for the last one."""
     return request.computed_tokens - request.draft_computed_tokens
@@ -417,6 +463,8 @@ class _Row:
     waits_from_tokens: int = 0
     """Number of tokens when the row last had drafts, or at first."""
     wait_tokens: int = FIRST_WAIT
+    lacks_index: bool = False
+    """Whether some of the tokens are not indexed yet."""
     probe_again: bool = False
     """Whether the last probe had to catch up, so that its time says nothing about drafts."""
 
@@ -429,6 +477,7 @@ class _Row:
         if drafted and len(token_ids) == self.tokens + 1:
             self.learn(right=token_ids[-1] == self.expected)
         self.tokens = len(token_ids)
+        self.lacks_index |= self.source.index(token_ids, NEW_TOKENS) == NEW_TOKENS
         self.expected = next(iter(self.source.draft(token_ids, 1)), None)
 
     def learn(self, *, right: bool, weight: float = LEARNING) -> None:

@@ -46,6 +46,9 @@ def answer_to(prompt: Sequence[int], tokens: int) -> list[int]:
 class NearlyRight:
     """Drafts of which some are wrong, whatever came before."""
 
+    def index(self, token_ids: Sequence[int], most: int) -> int:
+        return 0
+
     def draft(self, token_ids: Sequence[int], tokens: int) -> tuple[int, ...]:
         row = list(token_ids)
         for _ in range(tokens):
