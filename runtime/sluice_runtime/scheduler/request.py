@@ -176,9 +176,12 @@ class Request:
 
 def request_from(message: Generate, max_tokens: int, adapter_folder: str = "") -> Request:
     """A waiting request; `max_tokens` is the message's, clamped to what can be served."""
+    token_ids = list(message.token_ids)
+    token_ids.append(NO_TOKEN)  # the list gets its spare room here, not in the step that answers
+    token_ids.pop()
     return Request(
         request_id=message.request_id,
-        token_ids=list(message.token_ids),
+        token_ids=token_ids,
         prompt_tokens=len(message.prompt_ids),
         max_tokens=max_tokens,
         sampling=message.sampling,
