@@ -128,9 +128,9 @@ class Request:
 
     def key_of(self, first: int, last: int) -> bytes:
         """Tokens [first, last) as the prefix tree compares them."""
-        if last * TOKEN_BYTES <= len(self.key):
-            return self.key[first * TOKEN_BYTES : last * TOKEN_BYTES]
-        return key_of(self.token_ids[first:last])
+        packed = len(self.key) // TOKEN_BYTES
+        key = self.key[first * TOKEN_BYTES : last * TOKEN_BYTES]
+        return key if last <= packed else key + key_of(self.token_ids[max(first, packed) : last])
 
     @property
     def turn_key(self) -> tuple[str, str]:
@@ -241,12 +241,13 @@ def outcome_of(
 def row_added(request: Request) -> RowAdded:
     """The message to the runner when the request gets its row."""
     sampling = request.sampling
+    looks_back = sampling.penalises or request.scores_prompt
     return RowAdded(
         row_of(request),
         request.request_id,
         sampling,
         request.prompt_tokens,
-        history=tuple(request.token_ids) if sampling.penalises or request.scores_prompt else (),
+        history=request.key_of(0, len(request.token_ids)) if looks_back else b"",
         stop_token_ids=tuple(sorted(request.stop_token_ids)) if sampling.min_tokens else (),
         logprobs=request.logprobs,
         prompt_logprobs=request.prompt_logprobs,

@@ -15,6 +15,7 @@ from sluice_runtime.engine.sampling.draw import SamplingTable, TableSize
 from sluice_runtime.engine.sampling.penalties import DraftsBefore, Penalties
 from sluice_runtime.layers.backend import TORCH, Backend
 from sluice_runtime.scheduler.batch import Batch, ForwardMode, RowAdded
+from sluice_runtime.scheduler.prefix_cache import key_of
 from sluice_runtime.wire.messages import Sampling
 
 from tests.examples import examples
@@ -57,7 +58,7 @@ class Asked:
             "r",
             self.sampling,
             len(self.prompt),
-            tuple(self.prompt + self.answer) if looks_back else (),
+            key_of(self.prompt + self.answer) if looks_back else b"",
             self.stop_token_ids if self.sampling.min_tokens else (),
         )
 
@@ -248,8 +249,8 @@ def test_rows_that_ask_for_nothing_cost_nothing() -> None:
 
 def test_a_row_that_is_dropped_before_it_was_sent_leaves_no_counts_behind() -> None:
     penalties, sampling = Penalties(ROWS, 8, 4, HostDevice()), Sampling(frequency_penalty=1.0)
-    penalties.add(1, sampling, [1], [5, 5])
+    penalties.add(1, sampling, np.array([1, 5, 5]), 1)
     penalties.drop(1)
-    penalties.add(1, sampling, [1], [6])
+    penalties.add(1, sampling, np.array([1, 6]), 1)
     penalties.send()
     assert penalties._counts[1].tolist() == [0, 0, 0, 0, 0, 0, 1, 0]
