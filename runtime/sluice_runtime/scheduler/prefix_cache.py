@@ -54,8 +54,8 @@ class Node:
     queued: bool = False
     """Whether the node has an entry among the eviction candidates."""
     digests: tuple[bytes, ...] = ()
-    """Digests of the host tier, one for each page; empty until needed. There may be more, for pages
-    that were cut off."""
+    """Digests of the host tier, one for each page; empty without a tier. There may be more, for
+    pages that were cut off."""
     ngrams: tuple[NGramIndex, ...] = ()
     """Indexes for drafts of the node's tokens; the parts of a node that was split share them."""
     children: dict[Hashable, Node] = field(default_factory=dict)
@@ -159,6 +159,8 @@ class PrefixCache:
         self.evictable_pages = 0
         self.protected_pages = 0
         """Pages in locked nodes, including flushed paths that are still locked."""
+        self.on_insert: Callable[[Node], None] | None = None
+        """Callback after a node with new pages was added."""
         self.on_evict: OnEvict | None = None
 
     def match(self, namespace: Hashable, key: bytes, max_pages: int) -> Match:
@@ -225,6 +227,8 @@ class PrefixCache:
                 child = node.children[edge] = self._node(node, edge)
                 child.key, child.page_ids = key[at:], page_ids[at // width :] if at else page_ids
                 child.made = self._tick
+                if self.on_insert is not None:
+                    self.on_insert(child)
                 self.evictable_pages += len(child.page_ids)
                 node = child
                 break

@@ -84,8 +84,10 @@ class Request:
     # How far it is.
     key: bytes = b""
     """Token ids as the prefix tree compares them, as of the last time that it waited."""
-    digests: tuple[bytes, ...] = ()
-    """Digests of the host tier, one for each leading page, as far as they were needed."""
+    digests_from: int = 0
+    """Page with the first of `digests`."""
+    digests: list[bytes] = field(default_factory=list)
+    """Digests of the host tier, one for each page, as far as they were needed."""
     computed_tokens: int = 0
     """Leading tokens whose keys and values are in the pool, or will be once the last batch ran."""
     draft_computed_tokens: int = 0
