@@ -106,6 +106,8 @@ class Request:
     """Whether a batch has told the runner of its row."""
     page_ids: list[int] = field(default_factory=list)
     """Cached pages first, `lock.pages` of them, then its own."""
+    reserved_pages: int = 0
+    """Pages for the rest of its prompt that are kept for it and not taken yet."""
     lock: Lock | None = None
     """Lock that keeps the cached pages in the tree."""
     transfers: set[Fence] = field(default_factory=set)

@@ -266,3 +266,13 @@ def test_a_prompt_is_hashed_from_its_cached_prefix_on(monkeypatch: pytest.Monkey
         ask(b, f"again {name}", [*FIRST[:20], 90 + name, 1, 2, 3])
         assert len(hashed) <= 2, "the page that is its own: looked up, and once it is in the tree"
         hashed.clear()
+
+
+def test_a_long_prompt_saves_what_it_evicts_chunk_by_chunk() -> None:
+    b = Bench(settings_of(pool_tokens=256, chunk_size=16, prefix_cache=True, host_pages=MEMORY))
+    for name, prompt in enumerate([*OTHERS, *OTHERS]):
+        ask(b, str(name), [*prompt, *range(20)])
+    batches = ask(b, "long", list(range(100, 340)))
+    saved = [len(batch.host_copies.saved) for batch in batches if batch.host_copies]
+    assert sum(saved) > 30, "it evicts most of what is in the pool"
+    assert max(saved) <= 16 // PAGE + 1, "a chunk's pages, and one of the answer"
