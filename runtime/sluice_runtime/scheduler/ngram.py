@@ -40,14 +40,14 @@ class NGramIndex:
 
     def extend(self, token_ids: Sequence[int], end: int, most: int) -> int:
         """Indexes the next places before `end`, at most `most`; returns their number."""
-        first = self.first + len(self._before)
-        places = range(first, min(end, self.last, first + most))
-        slots, mask, append = self._slots, self._mask, self._before.append
-        for place in places:
+        slots, mask, before = self._slots, self._mask, self._before
+        first = self.first + len(before)
+        last = min(end, self.last, first + most)
+        for place in range(first, last):
             slot = hash((token_ids[place - 2], token_ids[place - 1])) & mask
-            append(slots[slot])
+            before.append(slots[slot])
             slots[slot] = place
-        return len(places)
+        return max(0, last - first)
 
     def latest(self, pair: int) -> int:
         """Last place with a pair of this hash before it; 0 if there is none."""
@@ -66,6 +66,8 @@ class NGramDrafts:
         with the end of the tokens that it has in common with the request."""
         self._stretches: list[tuple[NGramIndex, int]] = []
         self._end = self._answer_tokens = 0
+        self._prompt_known = False
+        """Whether all stretches but the last are indexed."""
         for index, end in shared:
             self._cover(index.first)
             self._stretches.append((index, end))
@@ -79,10 +81,16 @@ class NGramDrafts:
         while len(token_ids) > self._end or not self._answer_tokens:
             self._answer_tokens = min(max(2 * self._answer_tokens, FIRST_TOKENS), MOST_TOKENS)
             self._cover(self._end + self._answer_tokens)
+            self._prompt_known = False
         left, length = most, len(token_ids)
+        if self._prompt_known:
+            index, end = self._stretches[-1]
+            return index.extend(token_ids, min(end, length), most)
         for index, end in reversed(self._stretches):
-            if left:
-                left -= index.extend(token_ids, min(end, length), left)
+            left -= index.extend(token_ids, min(end, length), left)
+            if not left:
+                return most
+        self._prompt_known = True
         return most - left
 
     def draft(self, token_ids: Sequence[int], tokens: int) -> tuple[int, ...]:
@@ -92,6 +100,8 @@ class NGramDrafts:
         if not place:
             return ()
         period = len(token_ids) - place
+        if period >= tokens:
+            return tuple(token_ids[place : place + tokens])
         return tuple([token_ids[place + i % period] for i in range(tokens)])
 
     def _best_place(self, token_ids: Sequence[int]) -> int:

@@ -19,15 +19,16 @@ Drafts take what the step has left. Knows no device and no clock; answers do not
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol
 
+import numpy as np
+
 from sluice_runtime.scheduler.admission import PrefillItem
 from sluice_runtime.scheduler.batch import NO_TOKEN, Batch
 from sluice_runtime.scheduler.cost_model import Lag, StepTime
-from sluice_runtime.scheduler.kv_allocator import KvAllocator, pages_for
+from sluice_runtime.scheduler.kv_allocator import KvAllocator
 from sluice_runtime.scheduler.ngram import MOST_TOKENS, NGramDrafts, NGramIndex
 from sluice_runtime.scheduler.prefill_planner import Drafts
 from sluice_runtime.scheduler.prefix_cache import path_of
@@ -108,14 +109,9 @@ class DraftRoom(NamedTuple):
     """Pages left after decode rows have theirs."""
 
 
-class Candidate(NamedTuple):
-    """A draft that a step may have."""
-
-    chance: float
-    """Probability that the draft is kept."""
-    request: Request
-    number: int
-    """Position of the draft in its row: 1 is the first."""
+Candidate = tuple[float, Request, int]
+"""A draft that a step may have: probability that it is kept; its row; its position there, from 1
+on."""
 
 
 @dataclass(slots=True)
@@ -197,12 +193,8 @@ class Speculation:
         if not prefill:
             self._add_probes(step, room)
         step = self._best(step, room)
-        drafts = {
-            request: self._rows[request].source.draft(request.token_ids, count)
-            for request, count in step.counts.items()
-        }
-        verified = {request: drafted for request, drafted in drafts.items() if drafted}
-        return Drafts(verified, step.catching_up)
+        drafts = {r: self._rows[r].drafts[:count] for r, count in step.counts.items()}
+        return Drafts(drafts, step.catching_up)
 
     def verified(self, request: Request, drafted: int, accepted: int) -> None:
         """Takes in how many drafts of a row a step has accepted."""
@@ -255,10 +247,10 @@ class Speculation:
     def _follow(self, running: Sequence[Request]) -> None:
         """Looks up the drafts of rows, and compares those of the last time with what was drawn.
         Forgets rows that are gone."""
-        known, self._rows = self._rows, {}
+        known, self._rows, most = self._rows, {}, self._settings.draft_tokens
         for request in running:
             row = self._rows[request] = known.get(request) or self._new_row(request)
-            row.follow(request.token_ids)
+            row.follow(request.token_ids, most)
 
     def _index_prompts(self) -> None:
         """Indexes what rows have not indexed of their tokens, one row after the other, as far as
@@ -340,33 +332,33 @@ class Speculation:
         """Expected tokens per second. The cost of catching up is spread, because it is gained
         later."""
         seconds = self._time.seconds(step.tokens, step.passes)
-        lag = sum(map(self._lag_seconds, (*step.counts, *step.catching_up)))
+        lag = 0.0
+        if self._settings.draft_lags:
+            lag = sum(map(self._lag_seconds, (*step.counts, *step.catching_up)))
         return step.expected / (seconds + lag / PAID_BACK_WITHIN)
 
     def _candidates(self, most: int) -> list[Candidate]:
         """Drafts of rows that have some, the most likely first; a row's second one counts only if
         the first is right, and so on."""
-        heap = [
-            (-row.chance, number, request, 1)
-            for number, (request, row) in enumerate(self._rows.items())
-            if row.expected is not None
-            and request not in self._probes
-            and row.chance >= LEAST_CHANCE
-            and request.remaining_tokens > 1
-        ]
-        heapq.heapify(heap)
-        unknown = self._settings.draft_model and not self._time.known
-        candidates: list[Candidate] = []
+        requests, first, most_of_row = [], [], []
+        for request, row in self._rows.items():
+            drafts = min(len(row.drafts), request.remaining_tokens - 1)
+            if drafts > 0 and row.chance >= LEAST_CHANCE and request not in self._probes:
+                requests.append(request)
+                first.append(row.chance)
+                most_of_row.append(drafts)
+        numbers = np.arange(1, self._settings.draft_tokens + 1)
+        chances = np.array(first)[:, None] ** numbers
+        least = LIKELY if self._settings.draft_model and not self._time.known else 0.0
+        chances[(numbers > np.array(most_of_row)[:, None]) | (chances < least)] = 0.0
         # More than there is room for: some may open a page or lack too much.
-        while heap and len(candidates) < 2 * most:
-            less_chance, number, request, count = heapq.heappop(heap)
-            if unknown and -less_chance < LIKELY:
-                break
-            candidates.append(Candidate(-less_chance, request, count))
-            if count < min(self._settings.draft_tokens, request.remaining_tokens - 1):
-                chance = -less_chance * self._rows[request].chance
-                heapq.heappush(heap, (-chance, number, request, count + 1))
-        return candidates
+        order = np.argsort(-chances, axis=None, kind="stable")[: max(0, 2 * most)]
+        order = order[: np.count_nonzero(chances.ravel()[order])]
+        rows, columns = np.unravel_index(order, chances.shape)
+        of_rows = map(requests.__getitem__, rows.tolist())
+        return list(
+            zip(chances.ravel()[order].tolist(), of_rows, (columns + 1).tolist(), strict=True)
+        )
 
     def _filled(
         self,
@@ -379,14 +371,20 @@ class Speculation:
         """The probes, and the candidates that pay with so many passes; at most `most` of a row."""
         step = replace(probes, counts={**probes.counts}, catching_up={**probes.catching_up})
         step.passes = max(passes, probes.passes)
-        token_seconds = self._time.token_seconds
+        lags, known, token_seconds = (
+            self._settings.draft_lags,
+            self._time.known,
+            self._time.token_seconds,
+        )
+        begun = self._time.seconds(step.tokens, step.passes) - step.tokens * token_seconds
+        lag = 0.0
         for chance, request, count in candidates:
             if count > most or count != step.counts.get(request, 0) + 1:
                 continue
-            lag = self._lag_seconds(request) / PAID_BACK_WITHIN if count == 1 else 0.0
-            seconds = self._time.seconds(step.tokens, step.passes)
-            pays = chance * seconds > step.expected * (token_seconds + lag)
-            if self._time.known and not pays:
+            if lags:
+                lag = self._lag_seconds(request) / PAID_BACK_WITHIN if count == 1 else 0.0
+            seconds = begun + step.tokens * token_seconds
+            if known and chance * seconds <= step.expected * (token_seconds + lag):
                 if lag:
                     continue
                 break
@@ -397,12 +395,14 @@ class Speculation:
         """Gives a row one draft more, if there is room and the promise is kept. If the draft model
         lacks more of its tokens than a step has room for, it catches up on these first."""
         count = step.counts.get(request, 0) + 1
-        lags = self._settings.draft_lags and count == 1
-        lacked = _lag_tokens(request) if lags else 0
         left = room.tokens - step.drafted - step.lacked
         opens = _opens_page(request, count, self._settings.page_size)
         if step.drafted >= room.rows or left < 1 or step.pages + opens > room.pages:
             return False
+        if not (self._settings.draft_lags or self._settings.target):
+            step.add(request, chance, opens)
+            return True
+        lacked = _lag_tokens(request) if self._settings.draft_lags and count == 1 else 0
         computed = min(lacked, left)
         lag_seconds = (step.lacked + computed) * self._lag.token_seconds
         if not self._keeps_target(step.tokens + 1, step.passes, lag_seconds):
@@ -444,9 +444,8 @@ def _lag_tokens(request: Request) -> int:
 
 def _opens_page(request: Request, drafts: int, page_size: int) -> int:
     """1 if the last of so many drafts opens a page, else 0."""
-    first, last = request.computed_tokens + 1, request.computed_tokens + 1 + drafts
-    held = max(len(request.page_ids), pages_for(first, page_size))
-    return max(0, pages_for(last, page_size) - max(held, pages_for(last - 1, page_size)))
+    place = request.computed_tokens + drafts
+    return int(place % page_size == 0 and place >= len(request.page_ids) * page_size)
 
 
 @dataclass(slots=True)
@@ -456,8 +455,9 @@ class _Row:
     source: RowDrafts
     chance: float = FIRST_CHANCE
     """Probability that a draft is right, if those before it are."""
-    expected: int | None = None
-    """First draft after the tokens of the last call; NO_TOKEN: a model would propose it."""
+    drafts: tuple[int, ...] = ()
+    """Drafts after the tokens of the last call, until one was compared; NO_TOKEN: a model would
+    propose it."""
     tokens: int = 0
     """Number of the request's tokens at the last call of `follow`."""
     waits_from_tokens: int = 0
@@ -468,22 +468,22 @@ class _Row:
     probe_again: bool = False
     """Whether the last probe had to catch up, so that its time says nothing about drafts."""
 
-    def follow(self, token_ids: Sequence[int]) -> None:
-        """Takes in the request's present tokens, and compares the expected draft with what was
-        drawn."""
+    def follow(self, token_ids: Sequence[int], most: int) -> None:
+        """Takes in the request's present tokens, compares the first draft with what was drawn, and
+        looks up the next ones, at most `most`."""
         if len(token_ids) == self.tokens:
             return
-        drafted = self.expected is not None and self.expected != NO_TOKEN
+        drafted = self.drafts and self.drafts[0] != NO_TOKEN
         if drafted and len(token_ids) == self.tokens + 1:
-            self.learn(right=token_ids[-1] == self.expected)
+            self.learn(right=token_ids[-1] == self.drafts[0])
         self.tokens = len(token_ids)
         self.lacks_index |= self.source.index(token_ids, NEW_TOKENS) == NEW_TOKENS
-        self.expected = next(iter(self.source.draft(token_ids, 1)), None)
+        self.drafts = self.source.draft(token_ids, most)
 
     def learn(self, *, right: bool, weight: float = LEARNING) -> None:
         """Takes in whether a draft equalled what was drawn."""
         self.chance += weight * (right - self.chance)
-        self.expected = None
+        self.drafts = ()
 
     def wait(self, tokens: int, *, right: bool, probed: bool) -> None:
         """Starts the wait for the next probe, after drafts that left `tokens` tokens. `right`:
