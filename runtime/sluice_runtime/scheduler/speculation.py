@@ -23,8 +23,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol
 
-import numpy as np
-
 from sluice_runtime.scheduler.admission import PrefillItem
 from sluice_runtime.scheduler.batch import NO_TOKEN, Batch
 from sluice_runtime.scheduler.cost_model import Lag, StepTime
@@ -109,9 +107,14 @@ class DraftRoom(NamedTuple):
     """Pages left after decode rows have theirs."""
 
 
-Candidate = tuple[float, Request, int]
-"""A draft that a step may have: probability that it is kept; its row; its position there, from 1
-on."""
+class Candidate(NamedTuple):
+    """A draft that a step may have."""
+
+    chance: float
+    """Probability that the draft is kept."""
+    request: Request
+    number: int
+    """Position of the draft in its row: 1 is the first."""
 
 
 @dataclass(slots=True)
@@ -311,7 +314,7 @@ class Speculation:
     def _best(self, probes: StepDrafts, room: DraftRoom) -> StepDrafts:
         """The probes together with the drafts that give the most tokens per second. A draft model's
         passes are tried one after the other, as long as one more is better."""
-        candidates = self._candidates(min(room.rows, room.tokens) - probes.drafted)
+        candidates = self._candidates(probes, min(room.rows, room.tokens) - probes.drafted)
         if not candidates:
             return probes
         most = self._settings.draft_tokens
@@ -337,28 +340,34 @@ class Speculation:
             lag = sum(map(self._lag_seconds, (*step.counts, *step.catching_up)))
         return step.expected / (seconds + lag / PAID_BACK_WITHIN)
 
-    def _candidates(self, most: int) -> list[Candidate]:
+    def _candidates(self, probes: StepDrafts, most: int) -> list[Candidate]:
         """Drafts of rows that have some, the most likely first; a row's second one counts only if
         the first is right, and so on."""
-        requests, first, most_of_row = [], [], []
-        for request, row in self._rows.items():
-            drafts = min(len(row.drafts), request.remaining_tokens - 1)
-            if drafts > 0 and row.chance >= LEAST_CHANCE and request not in self._probes:
-                requests.append(request)
-                first.append(row.chance)
-                most_of_row.append(drafts)
-        numbers = np.arange(1, self._settings.draft_tokens + 1)
-        chances = np.array(first)[:, None] ** numbers
-        least = LIKELY if self._settings.draft_model and not self._time.known else 0.0
-        chances[(numbers > np.array(most_of_row)[:, None]) | (chances < least)] = 0.0
+        least = self._least_chance(probes)
+        chances: list[tuple[float, int, Request, int]] = []
+        for place, (request, row) in enumerate(self._rows.items()):
+            if row.chance < LEAST_CHANCE or request in self._probes:
+                continue
+            chance = row.chance
+            for number in range(1, min(len(row.drafts), request.remaining_tokens - 1) + 1):
+                if chance < least:
+                    break
+                chances.append((-chance, place, request, number))
+                chance *= row.chance
+        chances.sort()
         # More than there is room for: some may open a page or lack too much.
-        order = np.argsort(-chances, axis=None, kind="stable")[: max(0, 2 * most)]
-        order = order[: np.count_nonzero(chances.ravel()[order])]
-        rows, columns = np.unravel_index(order, chances.shape)
-        of_rows = map(requests.__getitem__, rows.tolist())
-        return list(
-            zip(chances.ravel()[order].tolist(), of_rows, (columns + 1).tolist(), strict=True)
-        )
+        return [
+            Candidate(-less, request, number)
+            for less, _, request, number in chances[: max(0, 2 * most)]
+        ]
+
+    def _least_chance(self, probes: StepDrafts) -> float:
+        """Probability below which no draft pays: each one that pays makes the next one's harder."""
+        if not self._time.known:
+            return LIKELY if self._settings.draft_model else 0.0
+        passes = self._settings.draft_tokens if self._settings.draft_model else 0
+        seconds = self._time.seconds(probes.tokens, passes)
+        return probes.expected * self._time.token_seconds / seconds
 
     def _filled(
         self,
