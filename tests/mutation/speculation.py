@@ -68,15 +68,15 @@ SPECULATION_MUTATIONS: Final = (
     Mutation(
         "speculation: more is drafted than may be drawn",
         "speculation",
-        "and request.remaining_tokens > 1",
-        "and request.remaining_tokens > 0",
+        "request.remaining_tokens - 1) + 1):",
+        "request.remaining_tokens) + 1):",
         TESTS,
     ),
     Mutation(
         "speculation: a row that is never right goes on drafting",
         "speculation",
-        "and row.chance >= LEAST_CHANCE",
-        "and True",
+        "if row.chance < LEAST_CHANCE or request in self._probes:",
+        "if request in self._probes:",
         TESTS,
     ),
     Mutation(
@@ -137,8 +137,8 @@ SPECULATION_MUTATIONS: Final = (
     Mutation(
         "speculation: the end of a request finds itself",
         "ngram",
-        "for place in range(first, min(last, first + INDEXED_AT_ONCE)):",
-        "for place in range(first, min(last + 1, first + INDEXED_AT_ONCE)):",
+        "left, length = most, len(token_ids)",
+        "left, length = most, len(token_ids) + 1",
         ("test_ngram",),
     ),
     Mutation(

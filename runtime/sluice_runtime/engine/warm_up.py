@@ -25,6 +25,7 @@ from sluice_runtime.scheduler.batch import (
     SampledTokens,
 )
 from sluice_runtime.scheduler.kv_allocator import pages_for
+from sluice_runtime.scheduler.prefix_cache import key_of
 from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.wire.messages import Sampling
 
@@ -106,7 +107,7 @@ def _largest_step(lengths: list[int], page_size: int, sampled_at_once: int) -> B
         step=0,
         mode=ForwardMode.EXTEND,
         added_rows=tuple(
-            RowAdded(row, "warm-up", sampling, 1, (0,), logprobs=_TOP_LOGPROBS)
+            RowAdded(row, "warm-up", sampling, 1, key_of([0]), logprobs=_TOP_LOGPROBS)
             for row, sampling in enumerate(samplings)
         ),
         appended_pages=_pages(lengths, page_size),

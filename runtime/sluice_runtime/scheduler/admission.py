@@ -31,6 +31,7 @@ from sluice_runtime.scheduler.admission_bounds import (
     share_with,
 )
 from sluice_runtime.scheduler.batch import LayerGroup
+from sluice_runtime.scheduler.host_index import MAX_LOADED
 from sluice_runtime.scheduler.kv_allocator import pages_for
 from sluice_runtime.scheduler.pacing import ChunkBudget
 from sluice_runtime.scheduler.prefix_cache import Match
@@ -278,7 +279,7 @@ def plan_prefill(
     with the cut prompt waits until that has ended; others delay it by no more than their share. A
     request whose prefix is being computed finds it cached in a step or two. A request whose adapter
     has no slot waits for one. A request whose prefix continues in the host tier waits for the
-    copies, with its pages and row reserved.
+    copies, with its pages and row reserved, or for a step that may begin them.
     """
     adder.make_way(continuing)
     result = adder.closed or _admit_waiting(adder, waiting, match, prefixes, adapters, host)
@@ -295,7 +296,7 @@ def _admit_waiting(
     host: HostTier | None,
 ) -> AdmitResult:
     """Returns the last result of `add`."""
-    result, skipped = AdmitResult.CONTINUE, 0
+    result, skipped, load_pages = AdmitResult.CONTINUE, 0, MAX_LOADED
     for request in islice(waiting, MAX_LOOKED_AT):
         if prefixes.same_head_as_last(request) or not adapters.admits(request):
             continue
@@ -303,11 +304,15 @@ def _admit_waiting(
         if prefixes.covers(request, cached):
             continue
         arriving = host.arriving(request, cached) if host else 0
-        if arriving or (host and host.returning(request, cached)):
+        returning = host.returning(request, cached, load_pages) if host and not arriving else 0
+        if returning > load_pages:
+            continue
+        if arriving or returning:
             result = adder.add_returning(request, cached, arriving)
         else:
             result = adder.add(request, cached)
         if result is AdmitResult.CONTINUE:
+            load_pages -= returning
             prefixes.add(request)
             adapters.add(request)
         elif result is AdmitResult.TOO_LONG and skipped < MAX_SKIPPED:

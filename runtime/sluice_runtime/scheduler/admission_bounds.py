@@ -12,7 +12,7 @@ Unlocking          pages that become evictable if such locks are released
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -231,6 +231,12 @@ def headroom_beside(
     )
 
 
+_Span = tuple[int, int]
+"""First and last byte of a part of keys."""
+_Part = tuple[Hashable, bytes]
+"""Namespace of a request, and a part of its key."""
+
+
 class PrefixesInFlight:
     """Requests whose prompts this step or a step in flight computes.
 
@@ -242,11 +248,15 @@ class PrefixesInFlight:
         self._page_size = settings.page_size
         self._caches = settings.prefix_cache
         self._requests = list(requests)
+        self._alike: dict[_Span, defaultdict[_Part, list[Request]]] = {}
+        """The requests by their tokens in each span that was asked for."""
         self._last_head: tuple[Hashable, bytes] | None = None
         """Namespace and first tokens of the last request that was covered."""
 
     def add(self, request: Request) -> None:
         self._requests.append(request)
+        for span, alike in self._alike.items():
+            alike[_part(request, span)].append(request)
 
     def covers(self, request: Request, match: Match) -> bool:
         """Whether the prefix tree will soon hold much more of the request than `match`."""
@@ -254,11 +264,14 @@ class PrefixesInFlight:
         reach = (match.pages + more_pages) * self._page_size
         if not self._caches or request.scores_prompt or reach >= len(request.token_ids):
             return False
-        head = request.key[: reach * TOKEN_BYTES]
-        covered = any(
-            other.key.startswith(head) and other.namespace == request.namespace
-            for other in self._requests
-        )
+        span = match.pages * self._page_size * TOKEN_BYTES, reach * TOKEN_BYTES
+        if span not in self._alike:
+            self._alike[span] = defaultdict(list)
+            for other in self._requests:
+                self._alike[span][_part(other, span)].append(other)
+        # What is not cached is looked up first: most prompts differ there, whatever they share.
+        alike, head = self._alike[span].get(_part(request, span), ()), request.key[: span[1]]
+        covered = any(other.key.startswith(head) for other in alike)
         if covered:
             self._last_head = request.namespace, head
         return covered
@@ -274,6 +287,10 @@ class PrefixesInFlight:
             and request.key.startswith(head)
             and request.namespace == namespace
         )
+
+
+def _part(request: Request, span: _Span) -> _Part:
+    return request.namespace, request.key[slice(*span)]
 
 
 class Locking:

@@ -54,8 +54,9 @@ class RowAdded(msgspec.Struct, frozen=True, array_like=True):
     request_id: str
     sampling: Sampling
     prompt_tokens: int = 0
-    history: tuple[int, ...] = ()
-    """All tokens of the request so far, if its sampling looks back at them."""
+    history: bytes = b""
+    """All tokens of the request so far, if its sampling looks back at them: int32 each, in the
+    machine's byte order."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that would end the request and may not be drawn before its minimum length; empty
     without one."""

@@ -8,8 +8,12 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from sluice_runtime.scheduler.settings import HostPages
+
+MAX_LOADED: Final = 512
+"""Maximum pages that a step begins to load, of all requests together."""
 
 
 @dataclass(slots=True, eq=False)

@@ -15,11 +15,11 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Final
 
 from sluice_runtime.scheduler.batch import HostCopied, HostCopies
-from sluice_runtime.scheduler.host_index import HostIndex, HostPage
+from sluice_runtime.scheduler.host_index import MAX_LOADED, HostIndex, HostPage
 from sluice_runtime.scheduler.prefix_cache import TOKEN_BYTES, Lock, Match, Node, PrefixCache
 from sluice_runtime.scheduler.request import Fence, Request
 from sluice_runtime.scheduler.settings import SchedulerSettings
@@ -82,7 +82,7 @@ class HostTier:
         self._page_size = settings.page_size
         self._page_bytes = pages.page_bytes
         self._cache = cache
-        cache.on_evict = self._evicted
+        cache.on_insert, cache.on_evict = self._inserted, self._evicted
         self._token_seconds = token_seconds
         self._lease = lease
         self._release = release
@@ -92,6 +92,8 @@ class HostTier:
         """Time of the step that is being planned."""
         self.index = HostIndex(pages)
         self.counts = HostCounts()
+        self._load_pages = MAX_LOADED
+        """Pages that the next step may still begin to load."""
         self._saved: list[tuple[int, int]] = []
         self._begun: list[TierLoad] = []
         self._loading: set[bytes] = set()
@@ -126,14 +128,22 @@ class HostTier:
 
     # Pages that leave the pool.
 
+    def _inserted(self, node: Node) -> None:
+        """Computes the digests of pages that enter the tree: as many as a step has computed, or as
+        have come back."""
+        digests, width = [_last_digest(node.parent)], self._page_size * TOKEN_BYTES
+        for at in range(0, len(node.key), width):
+            digests.append(_digest(digests[-1], node.key[at : at + width]))
+        node.digests = tuple(digests[1:])
+
     def _evicted(self, node: Node, pages: int) -> None:
         """Called for the node's last `pages` pages, which leave the tree; saves each page that is
         worth it."""
-        digests, first = self._digests_of(node), len(node.page_ids) - pages
+        digests, first = node.digests, len(node.page_ids) - pages
         depth = len(node.page_ids) + _pages_before(node)
         for index in range(len(node.page_ids) - 1, first - 1, -1):
             digest = digests[index]
-            before = digests[index - 1] if index else self._last_digest(node.parent)
+            before = digests[index - 1] if index else _last_digest(node.parent)
             if page := self.index.get(digest):
                 self.index.touch(page)
             elif self._worth_saving(node, digest, depth) and (
@@ -164,22 +174,19 @@ class HostTier:
 
     # Returning pages.
 
-    def returning(self, request: Request, match: Match) -> int:
+    def returning(self, request: Request, match: Match, most: int = MAX_LOADED) -> int:
         """Number of pages after the request's cached prefix that should be loaded before the
-        request starts."""
-        pages = len(self._found(request, match.pages))
+        request starts. At most `most`, which the step may begin to load; if that is 0, a result of
+        1 says that there are such pages."""
+        pages = len(self._found(request, match, most))
         return pages if pages and self._cheaper(pages, self._page_seconds("loaded")) else 0
 
     def arriving(self, request: Request, match: Match) -> int:
         """Number of pages after the request's cached prefix that are being loaded."""
         if not self._loading or self._late():
             return 0
-        pages = 0
-        for digest in self._request_digests(request)[match.pages :]:
-            if digest not in self._loading:
-                break
-            pages += 1
-        return pages
+        behind = self._digests_behind(request, match)
+        return sum(1 for _ in takewhile(self._loading.__contains__, behind))
 
     def _late(self) -> bool:
         """Whether the oldest copies in flight take too long; all others queue behind them."""
@@ -187,7 +194,8 @@ class HostTier:
 
     def lock(self, request: Request, match: Match) -> TierLoad:
         """Locks the cached prefix and the tier's pages that continue it; allocates nothing."""
-        pages = self._found(request, match.pages)
+        pages = self._found(request, match, self._load_pages)
+        self._load_pages -= len(pages)
         for page in pages[::-1]:  # so that the first pages are dropped last
             page.readers += 1
             self.index.touch(page)
@@ -203,11 +211,12 @@ class HostTier:
         self._loading.update(page.digest for page in load.pages)
         self._begun.append(load)
 
-    def _found(self, request: Request, first: int) -> list[HostPage]:
+    def _found(self, request: Request, match: Match, most: int) -> list[HostPage]:
+        """The tier's next pages of the request, at most `most`, and at most one where that is 0."""
         if not len(self.index) or self._late():
             return []
         pages = []
-        for digest in self._request_digests(request)[first:]:
+        for digest in islice(self._digests_behind(request, match), max(most, 1)):
             if (page := self.index.get(digest)) is None:
                 break
             pages.append(page)
@@ -217,6 +226,7 @@ class HostTier:
 
     def take_copies(self, step: int) -> HostCopies | None:
         """Copies that the step has to begin; None if there are none."""
+        self._load_pages = MAX_LOADED
         # A slot may have been taken twice in one step; then the last page has it.
         last = {slot: page for page, slot in self._saved}
         saved, self._saved = tuple((page, slot) for slot, page in last.items()), []
@@ -309,40 +319,35 @@ class HostTier:
         """Removes every page from the index; copies in flight still arrive."""
         self.index.clear()
 
-    # Digests.
+    def _digests_behind(self, request: Request, match: Match) -> Iterator[bytes]:
+        """Digests of the pages behind the request's cached prefix that it need not compute. Each is
+        computed when it is asked for, and remembered."""
+        if not request.digests_from <= match.pages <= request.digests_from + len(request.digests):
+            request.digests_from, request.digests = match.pages, []
+        known, width = request.digests, self._page_size * TOKEN_BYTES
+        for page in range(match.pages, request.matchable_pages(self._page_size)):
+            if page == request.digests_from + len(known):
+                before = known[-1] if known else _matched_digest(request, match)
+                known.append(_digest(before, request.key[page * width : (page + 1) * width]))
+            yield known[page - request.digests_from]
 
-    def _request_digests(self, request: Request) -> tuple[bytes, ...]:
-        """Digests of the pages that the request need not compute."""
-        pages = request.matchable_pages(self._page_size)
-        if len(request.digests) < pages:
-            root = _root_digest(request.namespace)
-            request.digests = self._digests(root, request.key_of(0, pages * self._page_size))
-        return request.digests[:pages]
 
-    def _digests_of(self, node: Node) -> tuple[bytes, ...]:
-        """Digests of a node's pages."""
-        without: list[Node] = []
-        at: Node | None = node
-        while at is not None and len(at.digests) < len(at.page_ids):
-            without.append(at)
-            at = at.parent
-        for lower in without[::-1]:
-            lower.digests = self._digests(self._last_digest(lower.parent), lower.key)
-        return node.digests
+def _digest(before: bytes, page: bytes) -> bytes:
+    """Digest of a prefix that ends with `page`, from that of the prefix before it."""
+    return hashlib.blake2b(before + page, digest_size=DIGEST_BYTES).digest()
 
-    def _last_digest(self, node: Node | None) -> bytes:
-        """Digest of the prefix down to a node whose digests are known."""
-        assert node is not None
-        return node.digests[len(node.page_ids) - 1] if node.page_ids else _root_digest(node.edge)
 
-    def _digests(self, before: bytes, key: bytes) -> tuple[bytes, ...]:
-        """Digests of the pages of `key`, which follow a prefix with the digest `before`."""
-        width, digests = self._page_size * TOKEN_BYTES, []
-        for at in range(0, len(key), width):
-            page = before + key[at : at + width]
-            before = hashlib.blake2b(page, digest_size=DIGEST_BYTES).digest()
-            digests.append(before)
-        return tuple(digests)
+def _last_digest(node: Node | None) -> bytes:
+    """Digest of the prefix down to the end of a node."""
+    assert node is not None
+    return node.digests[len(node.page_ids) - 1] if node.page_ids else _root_digest(node.edge)
+
+
+def _matched_digest(request: Request, match: Match) -> bytes:
+    """Digest of a request's cached prefix."""
+    if not match.path:
+        return _root_digest(request.namespace)
+    return match.path[-1].digests[match.last_pages - 1]
 
 
 def _root_digest(namespace: Hashable) -> bytes:

@@ -88,8 +88,10 @@ class PageAllocator:
 
 TokenSeconds = Callable[[], float]
 """Seconds that computing a prompt token takes; 0 while unknown."""
-Starting = Sequence[tuple[Request, Match]]
-"""Requests that start, each with its cached prefix."""
+Starting = Sequence[tuple[Request, Match, int]]
+"""Requests that start, each with its cached prefix and the end of its first chunk, in tokens."""
+Returning = Sequence[tuple[Request, Match]]
+"""Requests whose cached prefix continues in the host tier, each with that prefix."""
 Leased = TypeVar("Leased")
 
 
@@ -170,6 +172,8 @@ class KvAllocator:
         self._dropped_rows: list[int] = []
         self._replaced: list[PagesReplaced] = []
         self._trimmed: list[RowTrimmed] = []
+        self._reserved_pages = 0
+        """Pages for the rest of prompts that are cut; they are free or evictable."""
         self.evicted_pages = 0
         """Counter: pages evicted since the start."""
         self.host: HostTier | None = None
@@ -203,17 +207,18 @@ class KvAllocator:
 
     @property
     def free_pages(self) -> int:
-        return self._allocator.free_pages
+        """Free pages, without reserved ones."""
+        return max(0, self._allocator.free_pages - self._reserved_pages)
 
     @property
     def evictable_pages(self) -> int:
-        """Cached pages that no request uses."""
-        return self._cache.evictable_pages
+        """Cached pages that no request uses, without those that are reserved."""
+        return self.available_pages - self.free_pages
 
     @property
     def available_pages(self) -> int:
-        """Pages that can be taken now."""
-        return self._allocator.free_pages + self._cache.evictable_pages
+        """Pages that can be taken now and are reserved for no prompt."""
+        return self._allocator.free_pages + self._cache.evictable_pages - self._reserved_pages
 
     def match(self, request: Request) -> Match:
         """The cached prefix of a waiting request."""
@@ -229,27 +234,43 @@ class KvAllocator:
         """Numbers of the tree's nodes that hold its cached tokens."""
         return tuple(node.number for node in self.match(request).path)
 
-    def take(self, matched: Starting, returning: Starting = ()) -> None:
-        """Gives each request a row, its cached prefix, and pages for the whole rest of its prompt,
-        even if this is cut. If locking another prefix has split a match's path, the request is
-        matched again. All prefixes are locked before the first page is taken, since that may evict.
-        Requests in `returning` get their next pages from the host tier."""
+    def take(self, starting: Starting, returning: Returning = ()) -> None:
+        """Gives each request a row, its cached prefix, and pages for its first chunk. Pages for the
+        rest of its prompt are reserved, so a step evicts no more than its chunk needs. If locking
+        another prefix has split a match's path, the request is matched again. All prefixes are
+        locked before the first page is taken, since that may evict. Requests in `returning` get
+        their next pages from the host tier."""
         missing, host = 0, self.host
         loads = [host.lock(r, self._fresh(r, m)) for r, m in returning] if host else ()
-        for request, planned in matched:
+        for request, planned, end in starting:
             match = self._fresh(request, planned)
             request.row = self._free_rows.pop()
             request.page_ids = match.page_ids()
             request.lock = self._cache.lock(match)
             request.computed_tokens = request.prefilled_tokens = match.pages * self._page_size
-            missing += pages_for(len(request.token_ids), self._page_size) - match.pages
+            chunk = pages_for(end, self._page_size)
+            request.reserved_pages = pages_for(len(request.token_ids), self._page_size) - chunk
+            self._reserved_pages += request.reserved_pages
+            missing += chunk - match.pages
         pages = iter(self._allocate(missing))
-        for request, _ in matched:
-            own = pages_for(len(request.token_ids), self._page_size) - len(request.page_ids)
+        for request, _, end in starting:
+            own = pages_for(end, self._page_size) - len(request.page_ids)
             request.page_ids += islice(pages, own)
         for load in loads:
             assert host is not None
             host.begin(load, self._allocate(len(load.pages)))
+
+    def append_chunk_pages(self, request: Request, end: int) -> list[int]:
+        """Appends the reserved pages of a prompt's next chunk, which ends at token `end`; returns
+        them."""
+        pages = pages_for(end, self._page_size) - len(request.page_ids)
+        if pages <= 0:
+            return []
+        request.reserved_pages -= pages
+        self._reserved_pages -= pages
+        appended = self._allocate(pages)
+        request.page_ids += appended
+        return appended
 
     def append_pages(self, requests: Sequence[Request]) -> list[int]:
         """Appends one page to each request."""
@@ -308,6 +329,8 @@ class KvAllocator:
         self._hold_or_free(row, self._steps_in_flight)
         self._defer_free(DeferredFree(own, lock=lock, trusted=trusted), request)
         request.page_ids, request.row, request.lock = [], None, None
+        self._reserved_pages -= request.reserved_pages
+        request.reserved_pages = 0
         request.row_announced = False
         request.computed_tokens = request.prefilled_tokens = request.draft_computed_tokens = 0
 
@@ -362,6 +385,8 @@ class KvAllocator:
     def check_integrity(self, requests: Collection[Request]) -> None:
         """Asserts that each page and each row is exactly one of free, cached or held."""
         check_integrity(requests, self._leases, self._allocator, self._cache, self._free_rows)
+        assert sum(request.reserved_pages for request in requests) == self._reserved_pages
+        assert self.available_pages >= 0, "a page is reserved and not there"
 
     def _fresh(self, request: Request, planned: Match) -> Match:
         return planned if self._cache.has(planned) else self.match(request)

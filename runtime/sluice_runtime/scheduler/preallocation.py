@@ -58,7 +58,7 @@ class Preallocations:
         return preallocated
 
     def _take(self, request: Request, match: Match) -> Preallocated:
-        self._kv.take([(request, match)])
+        self._kv.take([(request, match, len(request.token_ids))])
         request.cached_tokens = request.computed_tokens
         self._table.preallocate(request)
         pages = tuple(request.page_ids)

@@ -139,11 +139,11 @@ class PrefillPlanner:
         if plan.items:  # includes a prompt's first step after a retraction
             self._split = None if all(item.completes for item in plan.items) else plan
         matched = [
-            (item.request, item.match)
+            (item.request, item.match, item.end)
             for item in plan.items
             if item.match is not None and not (item.layers and item.layers.first)
         ]
-        starting = [request for request, _ in matched]
+        starting = [request for request, _, _ in matched]
         _count_lead(plan.items)
         for request in starting:
             self._table.waiting.remove(request)
@@ -331,6 +331,9 @@ class BatchWriter:
         for request in starting:
             request.row_announced = True
         opened, context_tokens = self._advance(decode) if decode else ([], 0)
+        for item in prefill:
+            if pages := self._kv.append_chunk_pages(item.request, item.end):
+                opened.append(PagesAppended(row_of(item.request), tuple(pages)))
         verified = drafts.verified
         verify = [self._verify(request, drafted, opened) for request, drafted in verified.items()]
         layers = prefill[0].layers if prefill else None

@@ -18,7 +18,10 @@ import struct
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from sluice_runtime.scheduler.ngram import NGramIndex
 
 TOKEN_BYTES: Final = 4
 TICKS: Final = 1 << 48
@@ -51,8 +54,10 @@ class Node:
     queued: bool = False
     """Whether the node has an entry among the eviction candidates."""
     digests: tuple[bytes, ...] = ()
-    """Digests for the host tier, one for each page; empty until needed. There may be more, for
+    """Digests for the host tier, one for each page; empty without a tier. There may be more, for
     pages that the node has lost."""
+    ngrams: tuple[NGramIndex, ...] = ()
+    """Indexes for drafts of the node's tokens; the parts of a node that was split share them."""
     children: dict[Hashable, Node] = field(default_factory=dict)
 
 
@@ -155,6 +160,8 @@ class PrefixCache:
         self.evictable_pages = 0
         self.protected_pages = 0
         """Pages in locked nodes, including flushed paths that are still locked."""
+        self.on_insert: Callable[[Node], None] | None = None
+        """Callback after a node with new pages was added."""
         self.on_evict: OnEvict | None = None
 
     def match(self, namespace: Hashable, key: bytes, max_pages: int) -> Match:
@@ -222,6 +229,8 @@ class PrefixCache:
                 child = node.children[edge] = self._node(node, edge)
                 child.key, child.page_ids = key[at:], page_ids[at // width :] if at else page_ids
                 child.made = self._tick
+                if self.on_insert is not None:
+                    self.on_insert(child)
                 self.evictable_pages += len(child.page_ids)
                 node = child
                 break
@@ -347,6 +356,7 @@ class PrefixCache:
         upper.made, upper.uses = node.made, node.uses
         node.parent, node.key, node.page_ids = upper, node.key[cut:], node.page_ids[pages:]
         upper.digests, node.digests = node.digests[:pages], node.digests[pages:]
+        upper.ngrams = node.ngrams
         node.edge = node.key[: self._page_bytes]
         upper.children[node.edge] = node
         return upper

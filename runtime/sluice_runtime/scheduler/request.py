@@ -84,8 +84,11 @@ class Request:
     # Its progress.
     key: bytes = b""
     """Token ids as the prefix tree compares them, as of the last time that it waited."""
-    digests: tuple[bytes, ...] = ()
-    """Digests for the host tier of those leading pages for which they were needed."""
+    digests_from: int = 0
+    """Page with the first of `digests`."""
+    digests: list[bytes] = field(default_factory=list)
+    """Digests for the host tier of those pages, from `digests_from` on, for which they were
+    needed."""
     computed_tokens: int = 0
     """Leading tokens whose keys and values are in the pool, or will be after the last batch."""
     draft_computed_tokens: int = 0
@@ -104,6 +107,8 @@ class Request:
     """Whether a batch has told the runner of its row."""
     page_ids: list[int] = field(default_factory=list)
     """Cached pages first, `lock.pages` of them, then its own."""
+    reserved_pages: int = 0
+    """Pages for the rest of its prompt that are kept for it and not taken yet."""
     lock: Lock | None = None
     """Lock that keeps the cached pages in the tree."""
     transfers: set[Fence] = field(default_factory=set)
@@ -128,9 +133,9 @@ class Request:
 
     def key_of(self, first: int, last: int) -> bytes:
         """Tokens [first, last) as the prefix tree compares them."""
-        if last * TOKEN_BYTES <= len(self.key):
-            return self.key[first * TOKEN_BYTES : last * TOKEN_BYTES]
-        return key_of(self.token_ids[first:last])
+        packed = len(self.key) // TOKEN_BYTES
+        key = self.key[first * TOKEN_BYTES : last * TOKEN_BYTES]
+        return key if last <= packed else key + key_of(self.token_ids[max(first, packed) : last])
 
     @property
     def turn_key(self) -> tuple[str, str]:
@@ -179,9 +184,12 @@ class Request:
 
 def request_from(message: Generate, max_tokens: int, adapter_folder: str = "") -> Request:
     """A waiting request; `max_tokens` is the message's, clamped to what can be served."""
+    token_ids = list(message.token_ids)
+    token_ids.append(NO_TOKEN)  # the list gets its spare room here, not in the step that answers
+    token_ids.pop()
     return Request(
         request_id=message.request_id,
-        token_ids=list(message.token_ids),
+        token_ids=token_ids,
         prompt_tokens=len(message.prompt_ids),
         max_tokens=max_tokens,
         sampling=message.sampling,
@@ -243,12 +251,13 @@ def outcome_of(
 def row_added(request: Request) -> RowAdded:
     """The message to the runner when the request gets its row."""
     sampling = request.sampling
+    looks_back = sampling.penalises or request.scores_prompt
     return RowAdded(
         row_of(request),
         request.request_id,
         sampling,
         request.prompt_tokens,
-        history=tuple(request.token_ids) if sampling.penalises or request.scores_prompt else (),
+        history=request.key_of(0, len(request.token_ids)) if looks_back else b"",
         stop_token_ids=tuple(sorted(request.stop_token_ids)) if sampling.min_tokens else (),
         logprobs=request.logprobs,
         prompt_logprobs=request.prompt_logprobs,

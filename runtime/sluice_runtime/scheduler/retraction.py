@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sluice_runtime.scheduler.admission import AdmitResult, PrefillAdder
 from sluice_runtime.scheduler.admission_bounds import (
@@ -22,9 +22,6 @@ from sluice_runtime.scheduler.prefix_cache import Match
 from sluice_runtime.scheduler.request import Request, lock_of, rows_needing_page
 from sluice_runtime.scheduler.request_table import reserved_tokens
 from sluice_runtime.scheduler.settings import SchedulerSettings
-
-if TYPE_CHECKING:
-    pass
 
 PREEMPTED: Final = "Preempted"
 """Reason of a plan that makes room for an urgent request; no page is missing."""
@@ -78,7 +75,7 @@ def plan_retraction(
     unlocking = Unlocking()
     for victim in candidates:
         victims.append(victim)
-        available_pages += len(victim.page_ids) - lock_of(victim).pages
+        available_pages += len(victim.page_ids) - lock_of(victim).pages + victim.reserved_pages
         available_pages += unlocking.add(lock_of(victim))
         needed_pages -= victim is not prefilling and len(rows_needing_page([victim], page_size))
         if needed_pages <= available_pages:

@@ -20,7 +20,6 @@ speculation.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol
@@ -28,10 +27,11 @@ from typing import Final, NamedTuple, Protocol
 from sluice_runtime.scheduler.admission import PrefillItem
 from sluice_runtime.scheduler.batch import NO_TOKEN, Batch
 from sluice_runtime.scheduler.cost_model import Lag, StepTime
-from sluice_runtime.scheduler.kv_allocator import KvAllocator, pages_for
-from sluice_runtime.scheduler.ngram import NGramDrafts
+from sluice_runtime.scheduler.kv_allocator import KvAllocator
+from sluice_runtime.scheduler.ngram import MOST_TOKENS, NGramDrafts, NGramIndex
 from sluice_runtime.scheduler.prefill_planner import Drafts
-from sluice_runtime.scheduler.request import Request
+from sluice_runtime.scheduler.prefix_cache import path_of
+from sluice_runtime.scheduler.request import Request, lock_of
 from sluice_runtime.scheduler.request_table import RequestTable
 from sluice_runtime.scheduler.settings import SchedulerSettings
 
@@ -62,21 +62,35 @@ LIKELY: Final = 0.5
 average of a step's drafts while drafts have cost more than they gained."""
 PROBE_STEPS: Final = 16
 """Most time for catching up for probes, in decode steps, unless more time was saved."""
+INDEXED_TOKENS: Final = 512
+"""Maximum tokens of prompts that a step indexes for drafts, of all rows together."""
+NEW_TOKENS: Final = 8
+"""Maximum tokens of each row that a step indexes in any case: those of the last steps."""
+SHARED_TOKENS: Final = 2048
+"""Minimum length of a cached stretch whose index is shared by all requests that have it."""
 PAID_BACK_WITHIN: Final = 128
 """Tokens within which the cost of catching up has to be gained."""
 
 
 class RowDrafts(Protocol):
-    """Source of the drafts of one request."""
+    """Source of the drafts of one request, whose `token_ids` only grow from call to call."""
+
+    def index(self, token_ids: Sequence[int], most: int) -> int:
+        """Takes in at most `most` further tokens; returns their number."""
+        ...
 
     def draft(self, token_ids: Sequence[int], tokens: int) -> tuple[int, ...]:
-        """A draft of at most `tokens` tokens; `token_ids` only grow from call to call."""
+        """A draft of at most `tokens` tokens."""
         ...
 
 
 class ModelDrafts:
     """Source of placeholders for drafts that the draft model will propose in the step that verifies
     them: see `VerifyRow`."""
+
+    def index(self, token_ids: Sequence[int], most: int) -> int:
+        """Nothing: the model reads the tokens itself."""
+        return 0
 
     def draft(self, token_ids: Sequence[int], tokens: int) -> tuple[int, ...]:
         """Placeholders, one for each draft: see `RowDrafts`."""
@@ -139,11 +153,11 @@ class Speculation:
         settings: SchedulerSettings,
         table: RequestTable,
         kv: KvAllocator,
-        drafts_of_row: Callable[[], RowDrafts] | None = None,
+        drafts_of_row: Callable[[Request], RowDrafts] | None = None,
     ) -> None:
         """`drafts_of_row`: makes each row's source of drafts, in place of the source from the
         settings."""
-        by_settings = ModelDrafts if settings.draft_model else NGramDrafts
+        by_settings = _placeholders if settings.draft_model else self._ngrams
         self._drafts_of_row = drafts_of_row or by_settings
         self._settings = settings
         self._table = table
@@ -155,6 +169,8 @@ class Speculation:
         self._chance = FIRST_CHANCE
         """Acceptance probability with which new rows of a draft model begin."""
         self._accepted_in_step = 0
+        self._index_tokens = INDEXED_TOKENS
+        """Tokens that may still be indexed before the next step lands."""
         self._probes: list[Request] = []
         """Rows that verify a draft not expected to pay, in the step that was planned."""
         self.drafted_tokens = 0
@@ -176,17 +192,15 @@ class Speculation:
         `prefill`, which have their rows and pages already."""
         room = self._room(len(running), prefill)
         self._follow(running)
+        if room.tokens > 0:
+            self._index_prompts()
         step = StepDrafts(len(running), len(running))
         self._probes = []
         if not prefill:
             self._add_probes(step, room)
         step = self._best(step, room)
-        drafts = {
-            request: self._rows[request].source.draft(request.token_ids, count)
-            for request, count in step.counts.items()
-        }
-        verified = {request: drafted for request, drafted in drafts.items() if drafted}
-        return Drafts(verified, step.catching_up)
+        drafts = {r: self._rows[r].drafts[:count] for r, count in step.counts.items()}
+        return Drafts(drafts, step.catching_up)
 
     def verified(self, request: Request, drafted: int, accepted: int) -> None:
         """Records how many of a row's drafts a step has accepted."""
@@ -207,6 +221,7 @@ class Speculation:
     def landed(self, batch: Batch, seconds: float) -> None:
         """Learns from the duration of a step."""
         accepted, self._accepted_in_step = self._accepted_in_step, 0
+        self._index_tokens = INDEXED_TOKENS
         if batch.extend_rows or not batch.answering_rows:
             return
         rows = batch.answering_rows
@@ -238,13 +253,34 @@ class Speculation:
     def _follow(self, running: Sequence[Request]) -> None:
         """Looks up the drafts of rows, and compares the previous drafts with the drawn tokens.
         Forgets rows that have gone."""
-        known, self._rows = self._rows, {}
+        known, self._rows, most = self._rows, {}, self._settings.draft_tokens
         for request in running:
             row = self._rows[request] = known.get(request) or self._new_row(request)
-            row.follow(request.token_ids)
+            row.follow(request.token_ids, most)
+
+    def _index_prompts(self) -> None:
+        """Indexes what rows have not indexed of their tokens, one row after the other, as far as
+        the step's budget goes."""
+        for request, row in self._rows.items():
+            if row.lacks_index and self._index_tokens:
+                indexed = row.source.index(request.token_ids, self._index_tokens)
+                row.lacks_index = indexed == self._index_tokens
+                self._index_tokens -= indexed
+
+    def _ngrams(self, request: Request) -> NGramDrafts:
+        """Drafts from the request's tokens; long cached stretches have one index for all."""
+        shared: dict[NGramIndex, int] = {}
+        end = 0
+        for node in path_of(lock_of(request))[::-1]:
+            first, end = end, end + len(node.page_ids) * self._settings.page_size
+            if end - first >= SHARED_TOKENS and not node.ngrams:
+                starts = range(first, end, MOST_TOKENS)
+                node.ngrams = tuple([NGramIndex(at, min(at + MOST_TOKENS, end)) for at in starts])
+            shared |= {i: min(i.last, end) for i in node.ngrams if i.first < end and i.last > first}
+        return NGramDrafts(tuple(shared.items()))
 
     def _new_row(self, request: Request) -> _Row:
-        row = _Row(self._drafts_of_row(), waits_from_tokens=len(request.token_ids))
+        row = _Row(self._drafts_of_row(request), waits_from_tokens=len(request.token_ids))
         if self._settings.draft_model:
             row.chance = self._chance
         return row
@@ -281,7 +317,7 @@ class Speculation:
     def _best(self, probes: StepDrafts, room: DraftRoom) -> StepDrafts:
         """The probes together with the drafts that give the most tokens per second. Numbers of a
         draft model's passes are tried in ascending order while one more is better."""
-        candidates = self._candidates(min(room.rows, room.tokens) - probes.drafted)
+        candidates = self._candidates(probes, min(room.rows, room.tokens) - probes.drafted)
         if not candidates:
             return probes
         most = self._settings.draft_tokens
@@ -302,34 +338,40 @@ class Speculation:
         """Expected tokens per second. The cost of catching up is spread, because it is gained
         later."""
         seconds = self._time.seconds(step.tokens, step.passes)
-        lag = sum(map(self._lag_seconds, (*step.counts, *step.catching_up)))
+        lag = 0.0
+        if self._settings.draft_lags:
+            lag = sum(map(self._lag_seconds, (*step.counts, *step.catching_up)))
         return step.expected / (seconds + lag / PAID_BACK_WITHIN)
 
-    def _candidates(self, most: int) -> list[Candidate]:
+    def _candidates(self, probes: StepDrafts, most: int) -> list[Candidate]:
         """Possible drafts of all rows, the most likely first. A row's second draft counts only if
         its first is right, and so on."""
-        heap = [
-            (-row.chance, number, request, 1)
-            for number, (request, row) in enumerate(self._rows.items())
-            if row.expected is not None
-            and request not in self._probes
-            and row.chance >= LEAST_CHANCE
-            and request.remaining_tokens > 1
-        ]
-        heapq.heapify(heap)
-        unknown = self._settings.draft_model and not self._time.known
-        candidates: list[Candidate] = []
+        least = self._least_chance(probes)
+        chances: list[tuple[float, int, Request, int]] = []
+        for place, (request, row) in enumerate(self._rows.items()):
+            if row.chance < LEAST_CHANCE or request in self._probes:
+                continue
+            chance = row.chance
+            for number in range(1, min(len(row.drafts), request.remaining_tokens - 1) + 1):
+                if chance < least:
+                    break
+                chances.append((-chance, place, request, number))
+                chance *= row.chance
+        chances.sort()
         # More candidates than there is room for, since some may open a page or lack too many
         # tokens.
-        while heap and len(candidates) < 2 * most:
-            less_chance, number, request, count = heapq.heappop(heap)
-            if unknown and -less_chance < LIKELY:
-                break
-            candidates.append(Candidate(-less_chance, request, count))
-            if count < min(self._settings.draft_tokens, request.remaining_tokens - 1):
-                chance = -less_chance * self._rows[request].chance
-                heapq.heappush(heap, (-chance, number, request, count + 1))
-        return candidates
+        return [
+            Candidate(-less, request, number)
+            for less, _, request, number in chances[: max(0, 2 * most)]
+        ]
+
+    def _least_chance(self, probes: StepDrafts) -> float:
+        """Probability below which no draft pays: each one that pays makes the next one's harder."""
+        if not self._time.known:
+            return LIKELY if self._settings.draft_model else 0.0
+        passes = self._settings.draft_tokens if self._settings.draft_model else 0
+        seconds = self._time.seconds(probes.tokens, passes)
+        return probes.expected * self._time.token_seconds / seconds
 
     def _filled(
         self,
@@ -343,14 +385,20 @@ class Speculation:
         row."""
         step = replace(probes, counts={**probes.counts}, catching_up={**probes.catching_up})
         step.passes = max(passes, probes.passes)
-        token_seconds = self._time.token_seconds
+        lags, known, token_seconds = (
+            self._settings.draft_lags,
+            self._time.known,
+            self._time.token_seconds,
+        )
+        begun = self._time.seconds(step.tokens, step.passes) - step.tokens * token_seconds
+        lag = 0.0
         for chance, request, count in candidates:
             if count > most or count != step.counts.get(request, 0) + 1:
                 continue
-            lag = self._lag_seconds(request) / PAID_BACK_WITHIN if count == 1 else 0.0
-            seconds = self._time.seconds(step.tokens, step.passes)
-            pays = chance * seconds > step.expected * (token_seconds + lag)
-            if self._time.known and not pays:
+            if lags:
+                lag = self._lag_seconds(request) / PAID_BACK_WITHIN if count == 1 else 0.0
+            seconds = begun + step.tokens * token_seconds
+            if known and chance * seconds <= step.expected * (token_seconds + lag):
                 if lag:
                     continue
                 break
@@ -361,12 +409,14 @@ class Speculation:
         """Gives a row one more draft, if there is room and the promise is kept. If the draft model
         lacks more of the row's tokens than a step has room for, it only catches up in this step."""
         count = step.counts.get(request, 0) + 1
-        lags = self._settings.draft_lags and count == 1
-        lacked = _lag_tokens(request) if lags else 0
         left = room.tokens - step.drafted - step.lacked
         opens = _opens_page(request, count, self._settings.page_size)
         if step.drafted >= room.rows or left < 1 or step.pages + opens > room.pages:
             return False
+        if not (self._settings.draft_lags or self._settings.target):
+            step.add(request, chance, opens)
+            return True
+        lacked = _lag_tokens(request) if self._settings.draft_lags and count == 1 else 0
         computed = min(lacked, left)
         lag_seconds = (step.lacked + computed) * self._lag.token_seconds
         if not self._keeps_target(step.tokens + 1, step.passes, lag_seconds):
@@ -396,6 +446,11 @@ class Speculation:
         return (self._time.at_most(tokens, passes) + lag_seconds) * MARGIN <= target.seconds
 
 
+def _placeholders(request: Request) -> ModelDrafts:
+    del request
+    return ModelDrafts()
+
+
 def _lag_tokens(request: Request) -> int:
     """Number of a row's tokens that the draft model lacks, not counting the last."""
     return request.computed_tokens - request.draft_computed_tokens
@@ -403,9 +458,8 @@ def _lag_tokens(request: Request) -> int:
 
 def _opens_page(request: Request, drafts: int, page_size: int) -> int:
     """1 if the last of `drafts` drafts opens a page, else 0."""
-    first, last = request.computed_tokens + 1, request.computed_tokens + 1 + drafts
-    held = max(len(request.page_ids), pages_for(first, page_size))
-    return max(0, pages_for(last, page_size) - max(held, pages_for(last - 1, page_size)))
+    place = request.computed_tokens + drafts
+    return int(place % page_size == 0 and place >= len(request.page_ids) * page_size)
 
 
 @dataclass(slots=True)
@@ -415,32 +469,35 @@ class _Row:
     source: RowDrafts
     chance: float = FIRST_CHANCE
     """Probability that a draft is right if all earlier drafts are."""
-    expected: int | None = None
-    """First draft after the tokens of the last call; NO_TOKEN: the draft model would have to
-    propose it."""
+    drafts: tuple[int, ...] = ()
+    """Drafts after the tokens of the last call, until one was compared; NO_TOKEN: the draft model
+    would have to propose it."""
     tokens: int = 0
     """Number of the request's tokens at the last call of `follow`."""
     waits_from_tokens: int = 0
     """Number of tokens when the row last had drafts, or at first."""
     wait_tokens: int = FIRST_WAIT
+    lacks_index: bool = False
+    """Whether some of the tokens are not indexed yet."""
     probe_again: bool = False
     """Whether the last probe only caught up, so that the next step should probe again."""
 
-    def follow(self, token_ids: Sequence[int]) -> None:
-        """Updates the row to the request's present tokens, and compares the expected draft with the
-        drawn token."""
+    def follow(self, token_ids: Sequence[int], most: int) -> None:
+        """Updates the row to the request's present tokens, compares the first draft with the drawn
+        token, and looks up at most `most` further drafts."""
         if len(token_ids) == self.tokens:
             return
-        drafted = self.expected is not None and self.expected != NO_TOKEN
+        drafted = self.drafts and self.drafts[0] != NO_TOKEN
         if drafted and len(token_ids) == self.tokens + 1:
-            self.learn(right=token_ids[-1] == self.expected)
+            self.learn(right=token_ids[-1] == self.drafts[0])
         self.tokens = len(token_ids)
-        self.expected = next(iter(self.source.draft(token_ids, 1)), None)
+        self.lacks_index |= self.source.index(token_ids, NEW_TOKENS) == NEW_TOKENS
+        self.drafts = self.source.draft(token_ids, most)
 
     def learn(self, *, right: bool, weight: float = LEARNING) -> None:
         """Records whether a draft equalled the drawn token."""
         self.chance += weight * (right - self.chance)
-        self.expected = None
+        self.drafts = ()
 
     def wait(self, tokens: int, *, right: bool, probed: bool) -> None:
         """Starts the wait for the next probe, after drafts; `tokens`: the request's tokens now;

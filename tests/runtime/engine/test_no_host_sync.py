@@ -39,6 +39,7 @@ from sluice_runtime.scheduler.batch import (
     RowAdded,
     VerifyRow,
 )
+from sluice_runtime.scheduler.prefix_cache import key_of
 from sluice_runtime.wire.messages import Sampling
 from torch import Tensor
 
@@ -112,7 +113,7 @@ def added(row: int, prompt: int, sampling: Sampling, samples: bool = True, **ask
     return Batch(
         row,
         ForwardMode.EXTEND,
-        added_rows=(RowAdded(row, f"r{row}", sampling, prompt, ids, (3,), **asks),),
+        added_rows=(RowAdded(row, f"r{row}", sampling, prompt, key_of(ids), (3,), **asks),),
         appended_pages=(PagesAppended(row, pages),),
         extend_rows=(ExtendRow(row, 0, ids, samples),),
     )

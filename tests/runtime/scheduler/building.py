@@ -72,7 +72,7 @@ class Bench:
         self.runner.has_head = settings.draft_head
         self.scheduler = Scheduler(settings, PageAllocator(pages, order, self._freed))
         if self.scheduler._speculation and not settings.draft_model:
-            self.scheduler._speculation._drafts_of_row = NearlyRight
+            self.scheduler._speculation._drafts_of_row = lambda request: NearlyRight()
         self.overlap = overlap
         self.now = 0.0
         self.in_flight: deque[Batch] = deque()

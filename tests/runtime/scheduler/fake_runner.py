@@ -8,6 +8,7 @@ the answer differs from `answer_to`.
 from __future__ import annotations
 
 import zlib
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from sluice_runtime.scheduler.batch import (
     HostCopied,
     HostCopies,
     LayerGroup,
+    RowAdded,
     SampledTokens,
     VerifyRow,
     forward_mode,
@@ -46,6 +48,9 @@ def answer_to(prompt: Sequence[int], tokens: int) -> list[int]:
 class NearlyRight:
     """Drafts of which some are wrong, whatever came before."""
 
+    def index(self, token_ids: Sequence[int], most: int) -> int:
+        return 0
+
     def draft(self, token_ids: Sequence[int], tokens: int) -> tuple[int, ...]:
         row = list(token_ids)
         for _ in range(tokens):
@@ -65,6 +70,11 @@ class FakeRow:
     """Of a prompt, the one behind its last chunk, as a head was told."""
     scored: tuple[int, ...] = ()
     """The prompt, when it is to be scored."""
+
+
+def tokens_of(added: RowAdded) -> tuple[int, ...]:
+    """The tokens of its history."""
+    return tuple(array("i", added.history))
 
 
 @dataclass
@@ -254,7 +264,7 @@ class FakeRunner:
         for added in batch.added_rows:
             assert added.row not in self.rows, "a row is added while another request has it"
             asked = added.prompt_logprobs >= 0
-            new = self.rows[added.row] = FakeRow(scored=added.history if asked else ())
+            new = self.rows[added.row] = FakeRow(scored=tokens_of(added) if asked else ())
             if added.computed_tokens:
                 new.length, new.last_token = added.computed_tokens, added.last_token
         starts = {extend.row: extend.start for extend in batch.extend_rows}

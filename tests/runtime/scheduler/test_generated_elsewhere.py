@@ -8,7 +8,7 @@ import pytest
 from sluice_runtime.wire.messages import Generate, Sampling
 
 from tests.runtime.scheduler.building import Bench, request, settings_of
-from tests.runtime.scheduler.fake_runner import answer_to
+from tests.runtime.scheduler.fake_runner import answer_to, tokens_of
 
 PROMPT = list(range(9))
 WHOLE = answer_to(PROMPT, 12)
@@ -80,7 +80,7 @@ def test_the_runner_is_told_of_the_whole_answer_and_never_scores_the_prompt_agai
     )
     (added,) = bench.run()[0].added_rows
     assert added.prompt_tokens == len(PROMPT)
-    assert added.history == (*PROMPT, *WHOLE[:4])
+    assert tokens_of(added) == (*PROMPT, *WHOLE[:4])
     assert (added.logprobs, added.prompt_logprobs) == (1, -1)
     assert added.stop_token_ids == (255,)
     assert added.sampling.min_tokens == 7

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+from sluice_runtime.scheduler import host_tier
 from sluice_runtime.scheduler.batch import Batch
 from sluice_runtime.scheduler.host_index import HostIndex
 from sluice_runtime.scheduler.host_tier import LEAST_WAIT_SECONDS
@@ -229,3 +231,48 @@ def test_nobody_is_sent_back_for_a_request_whose_pages_are_on_their_way() -> Non
     b.step_until(lambda _: "urgent" in b.terminals)
     assert b.cached["urgent"] == 20
     assert b.scheduler.status().retractions == 0
+
+
+def test_a_step_begins_to_load_a_bounded_number_of_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three prompts want five pages each; the step may load seven, and the next one the rest."""
+    for module in ("admission", "host_tier"):
+        monkeypatch.setattr(f"sluice_runtime.scheduler.{module}.MAX_LOADED", 7)
+    b = bench(HostPages(64), pool_pages=24)
+    prompts = [[10 * n + i for i in range(1, 10)] * 2 + [n] * 6 for n in range(3)]
+    for name, prompt in enumerate([*prompts, *OTHERS, *OTHERS]):
+        ask(b, f"first {name}", prompt)
+    tier(b)._load_pages = 7
+    b.add(*(request(f"again {name}", prompt, 3) for name, prompt in enumerate(prompts)))
+    batches = b.run()
+    loads = [len(batch.host_copies.loaded) for batch in batches if batch.host_copies]
+    assert max(loads) <= 7
+    assert sum(loads) == 15
+    assert [b.answers[f"again {n}"] for n in range(3)] == [answer_to(p, 3) for p in prompts]
+
+
+def test_a_prompt_is_hashed_from_its_cached_prefix_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    b = bench(pool_pages=64)
+    for name, prompt in enumerate([FIRST, *OTHERS]):
+        ask(b, str(name), prompt)
+    hashed: list[bytes] = []
+    digest = host_tier._digest
+
+    def counted(before: bytes, page: bytes) -> bytes:
+        hashed.append(page)
+        return digest(before, page)
+
+    monkeypatch.setattr(host_tier, "_digest", counted)
+    for name in range(8):
+        ask(b, f"again {name}", [*FIRST[:20], 90 + name, 1, 2, 3])
+        assert len(hashed) <= 2, "the page that is its own: looked up, and once it is in the tree"
+        hashed.clear()
+
+
+def test_a_long_prompt_saves_what_it_evicts_chunk_by_chunk() -> None:
+    b = Bench(settings_of(pool_tokens=256, chunk_size=16, prefix_cache=True, host_pages=MEMORY))
+    for name, prompt in enumerate([*OTHERS, *OTHERS]):
+        ask(b, str(name), [*prompt, *range(20)])
+    batches = ask(b, "long", [50 + 7 * n % 190 for n in range(236)])
+    saved = [len(batch.host_copies.saved) for batch in batches if batch.host_copies]
+    assert sum(saved) > 30, "it evicts most of what is in the pool"
+    assert max(saved) <= 16 // PAGE + 1, "a chunk's pages, and one of the answer"

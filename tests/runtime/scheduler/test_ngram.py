@@ -6,53 +6,78 @@ import random
 
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_runtime.scheduler import ngram
-from sluice_runtime.scheduler.ngram import LONGEST, NGramDrafts
+from sluice_runtime.scheduler.ngram import LONGEST, NGramDrafts, NGramIndex
 
 from tests.examples import examples
 
 
+def draft(tokens: list[int], count: int, drafts: NGramDrafts | None = None) -> tuple[int, ...]:
+    drafts = drafts or NGramDrafts()
+    drafts.index(tokens, len(tokens))
+    return drafts.draft(tokens, count)
+
+
 def test_a_draft_is_what_followed() -> None:
     tokens = [1, 2, 3, 4, 5, 6, 7, 9, 1, 2]
-    assert NGramDrafts().draft(tokens, 4) == (3, 4, 5, 6)
+    assert draft(tokens, 4) == (3, 4, 5, 6)
 
 
 def test_the_last_place_counts() -> None:
     tokens = [1, 2, 7, 1, 2, 8, 1, 2]
-    assert NGramDrafts().draft(tokens, 1) == (8,)
+    assert draft(tokens, 1) == (8,)
 
 
 def test_more_tokens_in_common_count_before_a_later_place() -> None:
     tokens = [5, 1, 2, 7, 6, 1, 2, 8, 5, 1, 2]
-    assert NGramDrafts().draft(tokens, 1) == (7,)
+    assert draft(tokens, 1) == (7,)
 
 
 def test_what_was_never_there_has_no_draft() -> None:
     drafts = NGramDrafts()
     for tokens in ([], [1], [1, 1], [1, 1, 2], [1, 1, 2, 3], [1, 1, 2, 3, 1]):
-        assert drafts.draft(tokens, 4) == ()
+        assert draft(tokens, 4, drafts) == ()
 
 
 def test_a_phrase_that_repeats_is_drafted_beyond_the_end() -> None:
-    assert NGramDrafts().draft([1, 2, 3, 1, 2, 3], 7) == (1, 2, 3, 1, 2, 3, 1)
+    assert draft([1, 2, 3, 1, 2, 3], 7) == (1, 2, 3, 1, 2, 3, 1)
 
 
 def test_an_index_grows_with_the_answer() -> None:
-    """Its slots are few at first, so that pairs share some; none is mistaken for another."""
+    """Its slots are few, so that pairs share some; none is mistaken for another."""
     drafts, tokens = NGramDrafts(), [*range(100)]
-    drafts.draft(tokens, 1)
     for token in range(100, 5000):
         tokens.append(token)
-        assert drafts.draft(tokens, 1) == ()
-    assert drafts.draft([*tokens, 57, 58], 2) == (59, 60)
+        assert draft(tokens, 1, drafts) == ()
+    assert draft([*tokens, 57, 58], 2, drafts) == (59, 60)
 
 
-def test_a_long_prompt_is_indexed_in_several_calls() -> None:
-    tokens = list(range(3 * ngram.INDEXED_AT_ONCE))
-    tokens += tokens[-100:-90]
+def test_a_long_prompt_is_indexed_in_several_calls_from_its_end() -> None:
+    tokens = list(range(3000))
     drafts = NGramDrafts()
-    found = [len(drafts.draft(tokens, 1)) for _ in range(4)]
-    assert found == [0, 0, 1, 1]
+    steps = [drafts.index(tokens, 500) for _ in range(8)]
+    assert sum(steps) == 2998
+    assert max(steps) == 500
+    assert steps[-1] == 0
+
+
+def test_an_answer_is_indexed_before_the_rest_of_its_prompt() -> None:
+    prompt, drafts = list(range(3000)), NGramDrafts()
+    drafts.index(prompt, 8)
+    answer = [5001, 5002, 5003, 5004]
+    assert drafts.index([*prompt, *answer], len(answer)) == len(answer)
+    assert drafts.draft([*prompt, *answer, 5001, 5002], 1) == (5003,)
+
+
+def test_an_index_is_shared_by_those_who_have_its_beginning_in_common() -> None:
+    """One request knows the stretch to its end, the other only half of it."""
+    index = NGramIndex(0, 400)
+    whole, half = list(range(400)), [*range(200), *range(1000, 1100)]
+    first, second = NGramDrafts([(index, 400)]), NGramDrafts([(index, 200)])
+    assert second.index(half, 10_000) == 198 + 100
+    assert first.index(whole, 10_000) == 200, "what the other has indexed is there"
+    assert draft([*whole, 300, 301], 1, first) == (302,)
+    assert draft([*half, 150, 151], 1, second) == (152,)
+    assert draft([*half, 300, 301], 1, second) == (), "tokens of the other"
 
 
 @given(seed=st.integers(0, 1000), size=st.integers(0, 120), step=st.integers(1, 9))
@@ -62,8 +87,8 @@ def test_drafts_do_not_depend_on_when_tokens_were_indexed(seed: int, size: int, 
     tokens = [chance.randrange(5) for _ in range(size)]
     growing = NGramDrafts()
     for length in range(0, size, step):
-        growing.draft(tokens[:length], 1)
-    assert growing.draft(tokens, 3) == searched(tokens, 3)
+        draft(tokens[:length], 1, growing)
+    assert draft(tokens, 3, growing) == searched(tokens, 3)
 
 
 def searched(tokens: list[int], count: int) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from sluice_runtime.scheduler.kv_allocator import PageAllocator, PageLeases, pag
 
 from tests.examples import examples
 from tests.runtime.scheduler.building import Bench, request, settings_of
+from tests.runtime.scheduler.fake_runner import answer_to
 
 
 @given(
@@ -102,3 +103,28 @@ def test_pages_are_handed_out_in_order_and_never_twice() -> None:
 @pytest.mark.parametrize(("tokens", "pages"), [(0, 0), (1, 1), (16, 1), (17, 2)])
 def test_pages_for(tokens: int, pages: int) -> None:
     assert pages_for(tokens, 16) == pages
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_long_prompt_takes_the_pages_of_a_chunk_and_keeps_the_rest_for_itself(
+    overlap: bool,
+) -> None:
+    """Sixteen pages; a prompt of twelve in chunks of four beside one that wants five."""
+    bench = Bench(settings_of(64, mixed=False), overlap=overlap)
+    bench.add(request("a", 48, 3), request("b", 18, 3))
+    batches = bench.run()
+    pages = [sum(len(p.page_ids) for p in batch.appended_pages if p.row == 0) for batch in batches]
+    assert pages[:3] == [4, 4, 4]
+    assert bench.answers == {"a": answer_to(range(48), 3), "b": answer_to(range(18), 3)}
+    starts = [step for step, batch in enumerate(batches) for _ in batch.added_rows]
+    assert starts[1] > 2, "the second waits until the first has given pages back"
+
+
+def test_pages_that_are_kept_for_a_prompt_count_as_used_and_are_given_back_with_it() -> None:
+    bench = Bench(settings_of(64))
+    bench.add(request("a", 48, 3))
+    bench.step()
+    assert bench.scheduler.status().pages_available == 4
+    bench.scheduler.abort("a")
+    bench.run()
+    assert bench.scheduler.status().pages_available == 16

@@ -167,6 +167,9 @@ def test_what_follows_the_tokens_before_is_drafted_too(fields: dict[str, Any]) -
 
 
 class Wrong:
+    def index(self, token_ids: Any, most: int) -> int:
+        return 0
+
     def draft(self, token_ids: Any, tokens: int) -> tuple[int, ...]:
         return (99,) * tokens
 
@@ -174,7 +177,7 @@ class Wrong:
 def test_a_row_whose_drafts_are_wrong_soon_drafts_nothing() -> None:
     bench = bench_of()
     assert bench.scheduler._speculation
-    bench.scheduler._speculation._drafts_of_row = Wrong
+    bench.scheduler._speculation._drafts_of_row = lambda request: Wrong()
     bench.add(request("a", 5, 200))
     batches = bench.run()
     assert 0 < drafted(batches) < 80

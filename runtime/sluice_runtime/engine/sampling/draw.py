@@ -35,6 +35,7 @@ from sluice_runtime.engine.sampling.penalties import (
     LogitBias,
     PenalisedRows,
     Penalties,
+    history_of,
 )
 from sluice_runtime.layers.backend import TORCH, Backend
 from sluice_runtime.layers.draw import GREEDY_BELOW, Draws, nucleus, scaled
@@ -170,7 +171,8 @@ class SamplingTable:
         if added.logprobs >= 0 or added.prompt_logprobs >= 0:
             self._logprobs.add(added)
         if sampling.penalises:
-            self._penalties.add(row, sampling, added.history[:prompt], added.history[prompt:])
+            history = history_of(added)
+            self._penalties.add(row, sampling, history, prompt)
 
 
 @dataclass(frozen=True)

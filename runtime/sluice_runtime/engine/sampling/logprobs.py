@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from sluice_runtime.engine.device import Device, Whole, upload_mixed
+from sluice_runtime.engine.sampling.penalties import history_of
 from sluice_runtime.scheduler.batch import Batch, ExtendRow, RowAdded
 from sluice_runtime.wire.messages import TokenLogprob
 
@@ -34,7 +35,8 @@ pool."""
 class _Prompt:
     """A prompt that is being scored."""
 
-    token_ids: tuple[int, ...]
+    token_ids: Whole
+    """[n]."""
     top: int
     scores: list[TokenLogprob] = field(default_factory=list)
     """Scores from the steps that have landed."""
@@ -107,7 +109,7 @@ class Logprobs:
         if added.logprobs >= 0:
             self._top[added.row] = added.logprobs
         if added.prompt_logprobs >= 0:
-            prompt = added.history[: added.prompt_tokens]
+            prompt = history_of(added)[: added.prompt_tokens]
             self._prompts[added.row] = _Prompt(prompt, added.prompt_logprobs)
 
     def drop(self, row: int) -> None:
@@ -157,7 +159,7 @@ class Logprobs:
     ) -> list[PromptScores]:
         """Scores of a chunk's tokens in pieces: each token predicts the next one, which may be in
         the next chunk."""
-        predicted: Whole = np.array(prompt.token_ids[extend.start + 1 :][: len(hidden)], np.int64)
+        predicted = prompt.token_ids[extend.start + 1 :][: len(hidden)]
         if not len(predicted):
             return []
         (targets,) = upload_mixed(self._device, [predicted])

@@ -28,10 +28,15 @@ from torch import Tensor
 
 from sluice_runtime.engine.device import Device, Real, Whole, upload_mixed
 from sluice_runtime.kv.pool import zeros
-from sluice_runtime.scheduler.batch import NO_TOKEN
+from sluice_runtime.scheduler.batch import NO_TOKEN, RowAdded
 from sluice_runtime.wire.messages import Sampling
 
 _ALWAYS: Final = 2**62
+
+
+def history_of(added: RowAdded) -> Whole:
+    """Token ids [n] of the request that the row is for."""
+    return np.frombuffer(added.history, np.int32).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -207,22 +212,20 @@ class Penalties:
         launched ahead."""
         self._new: list[_NewRow] = []
 
-    def add(
-        self, row: int, sampling: Sampling, prompt: Sequence[int], answer: Sequence[int]
-    ) -> None:
-        """Begins to penalise a row. `prompt`: one token at least; `answer`: tokens sampled for the
-        request before it was in this row. `send` follows."""
+    def add(self, row: int, sampling: Sampling, history: Whole, prompt_tokens: int) -> None:
+        """Begins to penalise a row. history: [n] token ids of the prompt, one at least, and of what
+        was sampled for the request before it was in this row. `send` follows."""
         self._parameters[:, row] = (
             sampling.presence_penalty,
             sampling.frequency_penalty,
             sampling.repetition_penalty,
         )
         seen = np.zeros(self._vocabulary, np.bool_)
-        seen[[*prompt, *answer]] = True
+        seen[history] = True
         tokens = np.flatnonzero(seen)
-        drawn, counts = np.unique(np.array(answer, np.int64), return_counts=True)
+        drawn, counts = np.unique(history[prompt_tokens:], return_counts=True)
         self._new.append(_NewRow(row, tokens, drawn, counts))
-        self._repeated[row] = len(prompt) + len(answer) - len(tokens)
+        self._repeated[row] = len(history) - len(tokens)
         self._penalised[row] = True
         self.rows.add(row)
 

@@ -13,6 +13,7 @@ from sluice_runtime.engine.sampling.logprobs import (
     score,
 )
 from sluice_runtime.scheduler.batch import Batch, ExtendRow, ForwardMode, RowAdded
+from sluice_runtime.scheduler.prefix_cache import key_of
 from sluice_runtime.wire.messages import Sampling, TokenLogprob
 
 VOCABULARY = 30
@@ -63,7 +64,7 @@ def test_a_prompt_is_scored_whole_in_chunks_of_any_size(chunk: int) -> None:
     prompt = torch.randint(VOCABULARY, (150,), generator=torch.Generator().manual_seed(1)).tolist()
     hidden = logits_of(150)  # a model whose head passes everything on
     table = Logprobs(HostDevice())
-    table.add(RowAdded(2, "r", Sampling(), 150, tuple(prompt), prompt_logprobs=1))
+    table.add(RowAdded(2, "r", Sampling(), 150, key_of(prompt), prompt_logprobs=1))
     for start in range(0, 150, chunk):
         tokens = tuple(prompt[start : start + chunk])
         extend = ExtendRow(2, start, tokens, samples=start + chunk >= 150)

@@ -16,6 +16,7 @@ from sluice_runtime.engine.sampling.masks import forbid
 from sluice_runtime.grammar.masks import Masks
 from sluice_runtime.layers.backend import TORCH
 from sluice_runtime.scheduler.batch import Batch, ExtendRow, ForwardMode, RowAdded
+from sluice_runtime.scheduler.prefix_cache import key_of
 from sluice_runtime.wire.messages import Sampling
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -61,7 +62,14 @@ SIZE: Final = TableSize(len(COMBINATIONS), VOCABULARY, 100)
 def added(row: int, parameters: dict[str, Any]) -> RowAdded:
     stops = (5,) if "min_tokens" in parameters else ()
     return RowAdded(
-        row, str(row), Sampling(**parameters), 3, PROMPT, stops, logprobs=row, prompt_logprobs=2
+        row,
+        str(row),
+        Sampling(**parameters),
+        3,
+        key_of(PROMPT),
+        stops,
+        logprobs=row,
+        prompt_logprobs=2,
     )
 
 

@@ -15,6 +15,7 @@ from sluice_runtime.engine.sampling.memory import sampling_bytes
 from sluice_runtime.layers.backend import TORCH, Backend
 from sluice_runtime.layers.draw import Draws, draw
 from sluice_runtime.scheduler.batch import Batch, ForwardMode, RowAdded
+from sluice_runtime.scheduler.prefix_cache import key_of
 from sluice_runtime.wire.messages import Sampling
 from torch.profiler import ProfilerActivity, profile
 
@@ -23,7 +24,7 @@ ROWS, VOCABULARY, CONTEXT = 12, 20_000, 20_000
 WORST = {"top_p": 0.9999, "min_p": 1e-9, "presence_penalty": 1.0, "repetition_penalty": 1.2}
 LISTED = {"temperature": 0.0, "presence_penalty": 1.0, "repetition_penalty": 1.2}
 MANY = tuple(range(ROWS))
-HISTORY = tuple(range(CONTEXT))
+HISTORY = key_of(range(CONTEXT))
 
 
 def table_of(sampling: dict[str, Any], backend: Backend = TORCH) -> SamplingTable:

@@ -38,7 +38,7 @@ def processed(processors: list[Any], logits: torch.Tensor, tokens: list[int]) ->
 def penalise(logits: torch.Tensor, sampling: Sampling) -> None:
     """Row 1 of 2, in a step with no other."""
     penalties = Penalties(2, VOCABULARY, 20, HostDevice())
-    penalties.add(1, sampling, PROMPT, ANSWER)
+    penalties.add(1, sampling, np.array(PROMPT + ANSWER), len(PROMPT))
     penalties.send()
     penalised = penalties.penalised_rows(np.array([1]), np.array([len(PROMPT + ANSWER)]))
     assert penalised is not None

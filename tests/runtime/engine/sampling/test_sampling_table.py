@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from sluice_runtime.engine.sampling.draw import SamplingTable, TableSize
 from sluice_runtime.engine.sampling.penalties import DraftsBefore, Penalties
 from sluice_runtime.layers.backend import TORCH, Backend
 from sluice_runtime.scheduler.batch import Batch, ForwardMode, RowAdded
+from sluice_runtime.scheduler.prefix_cache import key_of
 from sluice_runtime.wire.messages import Sampling
 
 from tests.examples import examples
@@ -57,7 +59,7 @@ class Asked:
             "r",
             self.sampling,
             len(self.prompt),
-            tuple(self.prompt + self.answer) if looks_back else (),
+            key_of(self.prompt + self.answer) if looks_back else b"",
             self.stop_token_ids if self.sampling.min_tokens else (),
         )
 
@@ -137,6 +139,17 @@ def test_tokens_that_are_verified_at_once_are_those_drawn_one_after_another(
     requests: list[Asked], seed: int, blocks: int
 ) -> None:
     """Some drafts are wrong, and later steps are not misled by these."""
+    verified_at_once(requests, seed, blocks)
+
+
+@pytest.mark.parametrize("seed", [3, 5, 12])
+def test_penalties_do_not_count_drafts_that_are_not_kept(seed: int) -> None:
+    """A token behind a wrong draft would otherwise be likely in the next step."""
+    sampling = Sampling(temperature=1.0, frequency_penalty=-2.0, seed=seed)
+    verified_at_once([Asked(sampling, [1, 2], ())], seed, 100)
+
+
+def verified_at_once(requests: list[Asked], seed: int, blocks: int) -> None:
     draw = random.Random(seed)
     table = SamplingTable(SIZE)
     table._at_once = blocks
@@ -248,8 +261,8 @@ def test_rows_that_ask_for_nothing_cost_nothing() -> None:
 
 def test_a_row_that_is_dropped_before_it_was_sent_leaves_no_counts_behind() -> None:
     penalties, sampling = Penalties(ROWS, 8, 4, HostDevice()), Sampling(frequency_penalty=1.0)
-    penalties.add(1, sampling, [1], [5, 5])
+    penalties.add(1, sampling, np.array([1, 5, 5]), 1)
     penalties.drop(1)
-    penalties.add(1, sampling, [1], [6])
+    penalties.add(1, sampling, np.array([1, 6]), 1)
     penalties.send()
     assert penalties._counts[1].tolist() == [0, 0, 0, 0, 0, 0, 1, 0]
