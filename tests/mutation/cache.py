@@ -168,8 +168,8 @@ CACHE_MUTATIONS: Final = (
     Mutation(
         "sharing: salts wait for each other",
         "admission_bounds",
-        "other.key.startswith(head) and other.namespace == request.namespace",
-        "other.key.startswith(head)",
+        "return request.namespace, request.key[slice(*span)]",
+        'return "", request.key[slice(*span)]',
         ("test_scheduler_prefix",),
     ),
     Mutation(
@@ -196,8 +196,8 @@ CACHE_MUTATIONS: Final = (
     Mutation(
         "kv: a request's pages are known by other tokens than its own",
         "request",
-        "return self.key[first * TOKEN_BYTES : last * TOKEN_BYTES]",
-        "return self.key[: (last - first) * TOKEN_BYTES]",
+        "key = self.key[first * TOKEN_BYTES : last * TOKEN_BYTES]",
+        "key = self.key[: (last - first) * TOKEN_BYTES]",
         CACHE,
     ),
     Mutation(
