@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from sluice_runtime.handover.transfer.backend import MAX_DESCRIPTORS, Piece, TransferBackend
+from sluice_runtime.handover.transfer.backend import MAX_DESCRIPTORS, MemoryPiece, TransferBackend
 from sluice_runtime.handover.transfer.landing import DirectLanding
 from sluice_runtime.handover.transfer.mooncake_engine import MooncakeEngine, start_engine
 from sluice_runtime.handover.transfer.reader import PageReader
@@ -58,7 +58,7 @@ class Ours:
         self._finished = threading.Event()
         self._reader = PageReader(DirectLanding(self._backend), self._finished.set)
 
-    def read(self, pieces: list[Piece], expected: int | None = None) -> None:
+    def read(self, pieces: list[MemoryPiece], expected: int | None = None) -> None:
         self._finished.clear()
         self._reader.submit(ReadJob(ROOM, self._session, tuple(pieces), expected, TIMEOUT_SECONDS))
         self._finished.wait()
@@ -136,7 +136,7 @@ def report(size: int, count: int, samples: dict[str, list[Sample]]) -> None:
         print(json.dumps(figures), flush=True)
 
 
-def read_alone(engine: MooncakeEngine, session: str, pieces: list[Piece]) -> None:
+def read_alone(engine: MooncakeEngine, session: str, pieces: list[MemoryPiece]) -> None:
     for start in range(0, len(pieces), MAX_DESCRIPTORS):
         remote, local, lengths = zip(*pieces[start : start + MAX_DESCRIPTORS], strict=True)
         address = session.partition("#")[0]
@@ -144,9 +144,9 @@ def read_alone(engine: MooncakeEngine, session: str, pieces: list[Piece]) -> Non
         assert read(address, list(local), list(remote), list(lengths)) == 0
 
 
-def apart(remote: int, local: int, size: int, count: int) -> list[Piece]:
+def apart(remote: int, local: int, size: int, count: int) -> list[MemoryPiece]:
     """Pieces with a gap between them, in both memories."""
-    return [Piece(remote + 2 * size * n, local + 2 * size * n, size) for n in range(count)]
+    return [MemoryPiece(remote + 2 * size * n, local + 2 * size * n, size) for n in range(count)]
 
 
 def allocate() -> tuple[mmap.mmap, int]:

@@ -9,7 +9,13 @@ from typing import Final
 
 from sluice_simulator.autoscale.constants import GOAL
 from sluice_simulator.autoscale.grids import Scene
-from sluice_simulator.autoscale.policy_comparison import OURS, FairScene, Row, compete, fair
+from sluice_simulator.autoscale.policy_comparison import (
+    OURS,
+    ComparisonRow,
+    FairScene,
+    compete,
+    fair,
+)
 
 from benchmarks.autoscale import plans
 
@@ -25,18 +31,18 @@ class Result:
 
     name: str
     fair: FairScene
-    rows: Mapping[str, Row]
+    rows: Mapping[str, ComparisonRow]
 
     @property
     def boot_seconds(self) -> float:
         return self.fair.scene.constants.boot_seconds
 
     @property
-    def ours(self) -> Row:
+    def ours(self) -> ComparisonRow:
         return self.rows[OURS]
 
     @property
-    def plan(self) -> Row:
+    def plan(self) -> ComparisonRow:
         return self.rows[plans.POLICY]
 
     @property
@@ -69,7 +75,7 @@ def measure(
         [plans.stored(name, cases[number][1].constants.boot_seconds) for number, name, _ in tasks],
         [climb_seconds] * len(tasks),
     )
-    rows: list[dict[str, Row]] = [{OURS: ours} for _, ours in began]
+    rows: list[dict[str, ComparisonRow]] = [{OURS: ours} for _, ours in began]
     for (number, name, policy), row in zip(tasks, found, strict=True):
         rows[number][policy] = row
         if policy == plans.POLICY and row.reached and climb_seconds:
@@ -85,7 +91,7 @@ def _starting_in(scene: Scene, boot_seconds: float) -> Scene:
     return replace(scene, constants=replace(scene.constants, boot_seconds=boot_seconds))
 
 
-def _begun(scene: Scene) -> tuple[FairScene, Row]:
+def _begun(scene: Scene) -> tuple[FairScene, ComparisonRow]:
     """The attainable share of a scene, and our own result, to whose share the others are tuned."""
     found = fair(scene)
     return found, compete(found.scene, GOAL, OURS)
@@ -93,10 +99,10 @@ def _begun(scene: Scene) -> tuple[FairScene, Row]:
 
 def _row(
     policy: str,
-    begun: tuple[FairScene, Row],
+    begun: tuple[FairScene, ComparisonRow],
     known: plans.Plans | None,
     climb_seconds: float | None,
-) -> Row:
+) -> ComparisonRow:
     found, ours = begun
     if policy == plans.POLICY:
         return plans.plan_row(found, known, climb_seconds)

@@ -17,7 +17,7 @@ from sluice_simulator.autoscale.climb import climb
 from sluice_simulator.autoscale.grids import plan_candidate
 from sluice_simulator.autoscale.outcome import outcome
 from sluice_simulator.autoscale.policies.policy import Plan, Steps
-from sluice_simulator.autoscale.policy_comparison import FairScene, Row, compete, play
+from sluice_simulator.autoscale.policy_comparison import ComparisonRow, FairScene, compete, play
 
 FILE: Final = Path(__file__).with_name("plans.json")
 POLICY: Final = "plan"
@@ -56,7 +56,7 @@ def store(name: str, boot_seconds: float, plans: Plans) -> None:
     FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
-def plan_row(fair: FairScene, known: Plans | None, climb_seconds: float | None) -> Row:
+def plan_row(fair: FairScene, known: Plans | None, climb_seconds: float | None) -> ComparisonRow:
     """The row of the known plan, or of one that is searched for where the known one does not keep
     the goal. `climb_seconds`: CPU seconds to look for a cheaper plan in any case."""
     row = _replayed(fair, known) if known else None
@@ -71,16 +71,16 @@ def plan_row(fair: FairScene, known: Plans | None, climb_seconds: float | None) 
     return _replayed(fair, plans)
 
 
-def plans_of(row: Row) -> Plans:
+def plans_of(row: ComparisonRow) -> Plans:
     """The plans by which a row was made."""
     policy = row.candidate.policy()
     assert isinstance(policy, Plan)
     return policy.steps
 
 
-def _replayed(fair: FairScene, plans: Plans) -> Row:
+def _replayed(fair: FairScene, plans: Plans) -> ComparisonRow:
     candidate = plan_candidate(fair.scene, "climbed", plans)
     result = outcome(play(fair.scene, candidate), fair.scene.constants)
-    return Row(
+    return ComparisonRow(
         POLICY, candidate, result, [(candidate.label, result)], result.attainment >= fair.goal
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from sluice_simulator.autoscale.policy_comparison import Row
+from sluice_simulator.autoscale.policy_comparison import ComparisonRow
 
 from benchmarks.autoscale.measure import BOOT_SECONDS, LONG_BOOT_SECONDS, Result
 from benchmarks.autoscale.targets import TUNED, changes_an_hour, kept_by_ours, single_setting
@@ -80,12 +80,12 @@ def _reachable(result: Result) -> str:
     return _percent(result.fair.reachable, 1) + (f" from {since:g} s on" if since else "")
 
 
-def _hours(row: Row) -> str:
+def _hours(row: ComparisonRow) -> str:
     hours = f"{row.outcome.replica_hours:.2f}"
     return hours if row.reached else f"({hours}: {_percent(row.outcome.attainment, 0)})"
 
 
-def _share_and_hours(row: Row) -> str:
+def _share_and_hours(row: ComparisonRow) -> str:
     return f"{_percent(row.outcome.attainment, 1)}, {row.outcome.replica_hours:.2f}"
 
 

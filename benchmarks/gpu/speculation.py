@@ -16,7 +16,7 @@ import torch
 from sluice_runtime.engine.build import Engine
 from sluice_runtime.engine.executors import Executor, PendingResult
 from sluice_runtime.model import load
-from sluice_runtime.model.shard import Part
+from sluice_runtime.model.shard import TensorPart
 from sluice_runtime.model.weights import RandomWeights
 from sluice_runtime.scheduler.batch import Batch
 from sluice_runtime.wire.messages import Generate, Sampling
@@ -33,7 +33,7 @@ class CopierWeights(RandomWeights):
     """Weights with which everything is computed but changes little: the next token of a phrase is
     the most probable."""
 
-    def read(self, name: str, part: Part, dtype: torch.dtype) -> torch.Tensor:
+    def read(self, name: str, part: TensorPart, dtype: torch.dtype) -> torch.Tensor:
         """A tensor's values; see `WeightSource`."""
         values = super().read(name, part, dtype)
         if name.endswith(("o_proj.weight", "down_proj.weight")):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sluice_contract.cluster.labels import Role
-from sluice_simulator.autoscale.constants import AZURE, Promise
+from sluice_simulator.autoscale.constants import AZURE, ScenePromise
 from sluice_simulator.autoscale.grids import POLICIES, Scene
 from sluice_simulator.autoscale.outcome import Trail
 from sluice_simulator.autoscale.policy_comparison import play
@@ -30,7 +30,7 @@ STAGES: Final = ((6, 2.0, 2.0), (2, 2.0, 10.0), (6, 10.0, 10.0), (2, 10.0, 2.0),
 PROMPT_TOKENS: Final = (500, 4_000)
 OUTPUT_TOKENS: Final = (100, 500)
 """Least and most tokens; all lengths between are equally likely."""
-PROMISE: Final = Promise(ttft_seconds=2.0, itl_seconds=0.15)
+PROMISE: Final = ScenePromise(ttft_seconds=2.0, itl_seconds=0.15)
 WINDOW_SECONDS: Final = 20.0
 POOLS: Final = {Role.PREFILL: ("prefill", "#d9822b"), Role.DECODE: ("decode", "#2b6cb0")}
 

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Final, Protocol
 
 from pydantic import TypeAdapter
-from sluice_autoscaler.settings import Settings
+from sluice_autoscaler.settings import ScalingSettings
 from sluice_contract.cluster import labels
 from sluice_contract.cluster.labels import Role
 
@@ -90,7 +90,7 @@ class ScaledService:
 
     live: Manifest
     """The InferenceService."""
-    settings: Settings
+    settings: ScalingSettings
     """`gpu_budget` is that of the spec, for all pools."""
     pools: Mapping[Role, ScaledPool]
     routers: tuple[str, ...]

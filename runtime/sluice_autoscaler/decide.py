@@ -18,7 +18,7 @@ from sluice_autoscaler.pool_plan import PoolPlan, hold_reason, on_hold, planned,
 from sluice_autoscaler.reports import Reports, possible
 from sluice_autoscaler.sample import EngineSample, PoolSample, Sample
 from sluice_autoscaler.scale_to_zero import is_asleep, is_busy, least_engines
-from sluice_autoscaler.settings import PoolLimits, Settings
+from sluice_autoscaler.settings import PoolLimits, ScalingSettings
 from sluice_autoscaler.trade import Needs, joint_needs, lasting_needs, traded
 
 Seen = Mapping[Role, tuple[Reports, Measured]]
@@ -27,7 +27,7 @@ ROLE_CHANGE_SECONDS: Final = 2.0
 """Seconds that an engine without work takes to change its role."""
 
 
-def decide(settings: Settings, history: History, sample: Sample) -> Decision:
+def decide(settings: ScalingSettings, history: History, sample: Sample) -> Decision:
     """The decision on `sample`; `history`: earlier samples and decisions. First each pool is
     planned by its load, within its limits; then all pools are fitted into the budget."""
     sample = _timed(history, sample)
@@ -70,7 +70,7 @@ def _timed(history: History, sample: Sample) -> Sample:
 
 
 def _plans(
-    settings: Settings, history: History, sample: Sample, seen: Seen, busy: bool
+    settings: ScalingSettings, history: History, sample: Sample, seen: Seen, busy: bool
 ) -> dict[Role, PoolPlan]:
     least = least_engines(settings, history, sample, busy)
     wakes = is_asleep(settings, sample) and sample.waiting_requests
@@ -90,7 +90,7 @@ def _plans(
     return plans
 
 
-def _needs(settings: Settings, seen: Seen, plans: Mapping[Role, PoolPlan]) -> Needs:
+def _needs(settings: ScalingSettings, seen: Seen, plans: Mapping[Role, PoolPlan]) -> Needs:
     """Needs of two pools whose load is known; empty otherwise."""
     needs = {role: plan.need for role, plan in plans.items() if plan.need is not None}
     if len(needs) < len(TWO_POOLS):
@@ -99,7 +99,7 @@ def _needs(settings: Settings, seen: Seen, plans: Mapping[Role, PoolPlan]) -> Ne
 
 
 def _within_budget(
-    settings: Settings, history: History, sample: Sample, plans: Mapping[Role, PoolPlan]
+    settings: ScalingSettings, history: History, sample: Sample, plans: Mapping[Role, PoolPlan]
 ) -> dict[Role, int]:
     """Engines of each pool. If the budget is too small for both pools, their recent needs decide
     which pool gets the next engine, and which gives one up."""
@@ -113,7 +113,7 @@ def _within_budget(
 
 
 def _claims(
-    settings: Settings, sample: Sample, plans: Mapping[Role, PoolPlan], needs: Needs
+    settings: ScalingSettings, sample: Sample, plans: Mapping[Role, PoolPlan], needs: Needs
 ) -> dict[Role, Claim]:
     claims = {}
     for role, limits in settings.pools.items():
@@ -131,7 +131,7 @@ def _claims(
 
 
 def _decided(
-    settings: Settings,
+    settings: ScalingSettings,
     sample: Sample,
     plans: Mapping[Role, PoolPlan],
     engines: Mapping[Role, int],
@@ -157,7 +157,7 @@ def _decided(
 
 
 def move_of(
-    settings: Settings,
+    settings: ScalingSettings,
     sample: Sample,
     plans: Mapping[Role, PoolPlan],
     engines: Mapping[Role, int],
@@ -186,7 +186,7 @@ def _is_settled(pool: PoolSample) -> bool:
 
 
 def _target_size(
-    settings: Settings, engines: Mapping[Role, int], target: Role, desired: int, surplus: int
+    settings: ScalingSettings, engines: Mapping[Role, int], target: Role, desired: int, surplus: int
 ) -> int:
     """Size, up to `desired`, that the target pool can have with the GPUs of `surplus` engines of
     the other pool."""

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from sluice_autoscaler.decision import Decision
 from sluice_autoscaler.history import Tick
 from sluice_autoscaler.sample import Sample
-from sluice_autoscaler.settings import Settings
+from sluice_autoscaler.settings import ScalingSettings
 
 KEPT_BYTES: Final = 512 * 1024
 """Maximum size of a service's journal: half of what an object of Kubernetes may hold."""
@@ -32,7 +32,7 @@ class JournalLine(BaseModel):
 
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
 
-    settings: Settings
+    settings: ScalingSettings
     sample: Sample
     decision: Decision
     unix_seconds: float | None = None
@@ -62,7 +62,7 @@ class Journal:
         for line in lines:
             self._append(line)
 
-    def add(self, settings: Settings, tick: Tick, unix_seconds: float | None = None) -> bool:
+    def add(self, settings: ScalingSettings, tick: Tick, unix_seconds: float | None = None) -> bool:
         """Adds a tick; returns whether it was written, not thinned out. `unix_seconds`: time of the
         tick."""
         if self._last is not None and not _differs(self._last, tick):

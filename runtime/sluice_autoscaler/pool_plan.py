@@ -15,7 +15,7 @@ from sluice_autoscaler.itl import itl_model
 from sluice_autoscaler.measured import Measured, measure
 from sluice_autoscaler.reports import Reports, reports_of
 from sluice_autoscaler.sample import PoolSample, Sample
-from sluice_autoscaler.settings import PoolLimits, Settings
+from sluice_autoscaler.settings import PoolLimits, ScalingSettings
 from sluice_autoscaler.stabilise import stabilised, window_seconds
 from sluice_autoscaler.trade import need_of
 from sluice_autoscaler.wants import PoolView, Want, wants_of
@@ -78,7 +78,7 @@ def hold_reason(reports: Reports, pool: PoolSample, sample: Sample) -> tuple[str
 
 
 def on_hold(
-    settings: Settings, limits: PoolLimits, pool: PoolSample, why: tuple[str, str]
+    settings: ScalingSettings, limits: PoolLimits, pool: PoolSample, why: tuple[str, str]
 ) -> PoolPlan:
     """The plan while the load is unknown: the pool keeps its engines, or goes to the floor, as
     configured."""
@@ -90,7 +90,7 @@ def on_hold(
 
 
 def planned(
-    settings: Settings,
+    settings: ScalingSettings,
     history: History,
     sample: Sample,
     role: Role,

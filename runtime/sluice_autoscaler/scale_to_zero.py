@@ -10,7 +10,7 @@ from sluice_autoscaler.history import History
 from sluice_autoscaler.measured import Measured, has_work
 from sluice_autoscaler.reports import possible
 from sluice_autoscaler.sample import Sample
-from sluice_autoscaler.settings import Settings
+from sluice_autoscaler.settings import ScalingSettings
 
 
 def is_busy(sample: Sample, measured: Mapping[Role, Measured]) -> bool:
@@ -24,7 +24,7 @@ def is_busy(sample: Sample, measured: Mapping[Role, Measured]) -> bool:
 
 
 def least_engines(
-    settings: Settings, history: History, sample: Sample, busy: bool
+    settings: ScalingSettings, history: History, sample: Sample, busy: bool
 ) -> dict[Role, int]:
     """The fewest engines of each pool: its minimum, but at least one until the service has been
     idle long enough, and while another pool keeps an engine. A service without any engine counts as
@@ -39,12 +39,12 @@ def least_engines(
     return dict.fromkeys(pools, 0)
 
 
-def is_asleep(settings: Settings, sample: Sample) -> bool:
+def is_asleep(settings: ScalingSettings, sample: Sample) -> bool:
     """Whether a pool has no engine, so that nothing can be served."""
     return any(sample.pools[role].replicas == 0 for role in settings.pools)
 
 
-def _idle(settings: Settings, history: History, now: float, busy: bool) -> bool:
+def _idle(settings: ScalingSettings, history: History, now: float, busy: bool) -> bool:
     since = now - settings.idle_seconds
     if busy or not history.covers(since, now):
         return False

@@ -20,7 +20,7 @@ class PoolLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ScalingSettings:
     """Settings of one service; `pools` are the scaled pools."""
 
     pools: Mapping[Role, PoolLimits]

@@ -14,7 +14,7 @@ from sluice_contract.cluster.labels import Role
 from sluice_autoscaler.budget import Claim
 from sluice_autoscaler.history import History
 from sluice_autoscaler.measured import Measured
-from sluice_autoscaler.settings import Settings
+from sluice_autoscaler.settings import ScalingSettings
 from sluice_autoscaler.wants import PoolView, arriving_want
 
 TRADE_SECONDS: Final = 30.0
@@ -31,7 +31,7 @@ MAX_BUSY: Final = 0.85
 Needs = Mapping[Role, float]
 
 
-def need_of(settings: Settings, view: PoolView) -> float:
+def need_of(settings: ScalingSettings, view: PoolView) -> float:
     """Engines that the pool needs now, by its own measurements."""
     now = view.now
     if view.role is Role.DECODE:
@@ -40,7 +40,7 @@ def need_of(settings: Settings, view: PoolView) -> float:
     return max(busy / MAX_BUSY, arriving_want(view, settings).engines)
 
 
-def joint_needs(settings: Settings, now: Mapping[Role, Measured], needs: Needs) -> Needs:
+def joint_needs(settings: ScalingSettings, now: Mapping[Role, Measured], needs: Needs) -> Needs:
     """`needs` of both pools, corrected where one pool hides the other's need. Requests that wait
     for pages count for the prefill pool too, if prompts wait longer than promised. And each pool
     sees only the requests that the other lets through."""
@@ -66,7 +66,7 @@ def _excess(need: float, engines: int) -> float:
     return max(0.0, need / max(1, engines) - 1)
 
 
-def lasting_needs(settings: Settings, history: History, now: float) -> Needs | None:
+def lasting_needs(settings: ScalingSettings, history: History, now: float) -> Needs | None:
     """Recent means of both needs; None if a value is missing or there are not two pools."""
     roles, since = settings.pools.keys(), now - TRADE_SECONDS
     if len(roles) < 2 or not history.covers(since, now):

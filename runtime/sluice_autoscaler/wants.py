@@ -16,7 +16,7 @@ from sluice_contract.cluster.labels import Role
 from sluice_autoscaler.capacity import Promise, engines_for, engines_for_answers
 from sluice_autoscaler.forecast import Forecast
 from sluice_autoscaler.measured import ItlModel, Measured
-from sluice_autoscaler.settings import Settings
+from sluice_autoscaler.settings import ScalingSettings
 
 TOLERANCE: Final = 0.1
 """Fraction of extra load that a pool must be able to serve after it shrinks."""
@@ -56,7 +56,7 @@ class PoolView:
     """Requests whose prompt is computed and that wait for the decode pool."""
 
 
-def wants_of(view: PoolView, settings: Settings) -> list[Want]:
+def wants_of(view: PoolView, settings: ScalingSettings) -> list[Want]:
     """Engines that each target asks for, the largest first; equal ones in the order of their
     weight."""
     computes = view.role is not Role.DECODE
@@ -68,7 +68,7 @@ def wants_of(view: PoolView, settings: Settings) -> list[Want]:
     return sorted(wants, key=lambda want: -want.engines)
 
 
-def _prefill_wants(view: PoolView, settings: Settings) -> Iterator[Want]:
+def _prefill_wants(view: PoolView, settings: ScalingSettings) -> Iterator[Want]:
     yield arriving_want(view, settings)
     yield _queued(view, settings)
     if settings.prefill_queue is not None:
@@ -78,7 +78,7 @@ def _prefill_wants(view: PoolView, settings: Settings) -> Iterator[Want]:
         yield _ratio(view, demand, "PrefillQueue", text, allowed)
 
 
-def _decode_wants(view: PoolView, settings: Settings) -> Iterator[Want]:
+def _decode_wants(view: PoolView, settings: ScalingSettings) -> Iterator[Want]:
     yield _pages(view, settings)
     yield _rows(view)
     if view.role is Role.DECODE and settings.decode_queue is not None:
@@ -89,7 +89,7 @@ def _decode_wants(view: PoolView, settings: Settings) -> Iterator[Want]:
         yield _itl(view, settings)
 
 
-def arriving_want(view: PoolView, settings: Settings) -> Want:
+def arriving_want(view: PoolView, settings: ScalingSettings) -> Want:
     """Engines that serve arriving work within the promised latency."""
     running = view.now.running_requests if view.role is Role.MIXED else 0.0
     itl = view.itl if view.role is Role.MIXED else None
@@ -107,7 +107,7 @@ def arriving_want(view: PoolView, settings: Settings) -> Want:
     return Want(engines, "ArrivingWork", text)
 
 
-def _queued(view: PoolView, settings: Settings) -> Want:
+def _queued(view: PoolView, settings: ScalingSettings) -> Want:
     """Engines for waiting work. A configured limit is kept exactly. Otherwise there are enough to
     serve, besides arriving work, what waits too long within a few seconds. There are never more
     engines than requests, since a prompt runs on one engine."""
@@ -122,7 +122,7 @@ def _queued(view: PoolView, settings: Settings) -> Want:
     return _ratio(view, demand, "QueuedWork", text, f"{allowed:g} s in each engine")
 
 
-def _pages(view: PoolView, settings: Settings) -> Want:
+def _pages(view: PoolView, settings: ScalingSettings) -> Want:
     """Engines for the pages that requests hold, will soon hold, or wait for."""
     now = view.now.kv_engines
     used = now + view.kv_growth
@@ -137,7 +137,7 @@ def _rows(view: PoolView) -> Want:
     return _ratio(view, demand / FULL_ROWS, "RunningRequests", text, f"{FULL_ROWS:.0%} of each")
 
 
-def _itl(view: PoolView, settings: Settings) -> Want:
+def _itl(view: PoolView, settings: ScalingSettings) -> Want:
     """Engines of a decode pool for the time between tokens."""
     if view.itl is None:
         return Want(0, "Itl", "no answer runs")
@@ -153,7 +153,7 @@ def _itl(view: PoolView, settings: Settings) -> Want:
     return Want(engines, "Itl", f"{text}, {_milliseconds(allowed)} allowed")
 
 
-def promise_of(settings: Settings) -> Promise:
+def promise_of(settings: ScalingSettings) -> Promise:
     """Promise that the pools are sized for."""
     share = min(0.9999, max(0.5, settings.percentile / 100))
     return Promise(settings.allowed_queue_seconds, settings.itl_seconds, share)

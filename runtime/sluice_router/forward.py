@@ -1,7 +1,7 @@
 """Forwards a request until its answer is whole: one engine, or one pair, after another.
 
-`ResumingForwarder` relays the answer; `Dispatcher` finds the engine that gives it; `History` has
-the failed attempts of one call.
+`ResumingForwarder` relays the answer; `Dispatcher` finds the engine that gives it; `RequestHistory`
+has the failed attempts of one call.
 
 Before the first byte of an answer a request is retried; after it, the answer to a private call is
 resumed by another engine, with the same history. An engine gets no requests for a moment after a
@@ -85,7 +85,7 @@ class ResumingForwarder:
         Raises:
             RouterError: it is not whole, and no other engine can continue it.
         """
-        history, interruption = History(), None
+        history, interruption = RequestHistory(), None
         while True:
             try:
                 async with self._dispatcher.open(call, history) as reply:
@@ -154,7 +154,7 @@ class Dispatcher:
         self.unanswered = UnansweredRequests()
 
     @asynccontextmanager
-    async def open(self, call: Call, history: History) -> AsyncIterator[Reply]:
+    async def open(self, call: Call, history: RequestHistory) -> AsyncIterator[Reply]:
         """The answer of the first engine that gives one; its connection is closed on leaving.
 
         Leaving it with an AttemptFailedError adds that to the history; `open` may be called again.
@@ -194,7 +194,7 @@ class Dispatcher:
                 return
         raise history.error
 
-    async def _attempt(self, target: Target, call: Call, history: History) -> Reply | None:
+    async def _attempt(self, target: Target, call: Call, history: RequestHistory) -> Reply | None:
         """The answer; None if the attempt failed and another engine may be asked.
 
         Raises:
@@ -262,12 +262,12 @@ class Dispatcher:
         now_public = replace(target.engine, refused_private_seconds=self._clock())
         return await self._sender.send(replace(target, engine=now_public), call)
 
-    def _failed(self, target: Target, failure: AttemptFailedError, history: History) -> None:
+    def _failed(self, target: Target, failure: AttemptFailedError, history: RequestHistory) -> None:
         if failure.reason not in ENGINE_NOT_AT_FAULT:
             self._fleet.failed(blamed(target, failure).key)
         history.add(target, failure)
 
-    async def _target(self, call: Call, history: History, deadline: float) -> Target | None:
+    async def _target(self, call: Call, history: RequestHistory, deadline: float) -> Target | None:
         """Next target; None if no retry is left. A retry that finds no engine is given back."""
         bucket = None
         retries = history.failure is not None and not history.is_handed_back
@@ -282,7 +282,7 @@ class Dispatcher:
                 bucket.add(1)
             raise
 
-    async def _next_target(self, call: Call, history: History, deadline: float) -> Target:
+    async def _next_target(self, call: Call, history: RequestHistory, deadline: float) -> Target:
         failure = None if history.is_handed_back else history.failure
         while True:
             now = self._clock()
@@ -306,11 +306,11 @@ class Dispatcher:
             finally:
                 self.waiting -= 1
 
-    def _waits_for_room(self, call: Call, history: History, deadline: float) -> bool:
+    def _waits_for_room(self, call: Call, history: RequestHistory, deadline: float) -> bool:
         """Whether to wait after 429: an answer that has begun cannot be requested again."""
         return history.queue_is_full and _has_begun(call) and self._clock() < deadline
 
-    def _choose_now(self, call: Call, history: History, now: float) -> TargetChoice:
+    def _choose_now(self, call: Call, history: RequestHistory, now: float) -> TargetChoice:
         engines, generates = self._fleet.engines(), call.body is not None and call.generates
         if call.progress is not None and (start := call.progress.start) is not None:
             identity = start.answer_identity
@@ -340,7 +340,7 @@ def _has_begun(call: Call) -> bool:
     return call.progress is not None and call.progress.begun
 
 
-def _last_error(history: History, choice: TargetChoice) -> RouterError:
+def _last_error(history: RequestHistory, choice: TargetChoice) -> RouterError:
     """Why no engine is asked after the last failure."""
     if choice.reason != "NoneGoesOn":
         return history.error
@@ -348,7 +348,7 @@ def _last_error(history: History, choice: TargetChoice) -> RouterError:
 
 
 @dataclass
-class History:
+class RequestHistory:
     """The failed attempts of one call."""
 
     met: set[str] = field(default_factory=set)

@@ -48,7 +48,7 @@ class Weighted:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class EngineMoment:
     """State of the engine at one moment."""
 
     seconds: float
@@ -63,7 +63,7 @@ class Record:
     def __init__(self, requests: Sequence[TraceRequest], sample_seconds: float) -> None:
         self.timelines = [Timeline(request) for request in requests]
         self.gaps = Weighted()
-        self.samples: list[Sample] = []
+        self.samples: list[EngineMoment] = []
         self.busy_seconds = 0.0
         self.ended_seconds = 0.0
         self._ended_requests = 0
@@ -121,7 +121,7 @@ class Record:
     def sample(self, status: Status, now: float) -> None:
         """Samples the state at `now`; the next sample is due an interval later."""
         self.samples.append(
-            Sample(now, status.usage_ratio, status.running_requests, status.queued_requests)
+            EngineMoment(now, status.usage_ratio, status.running_requests, status.queued_requests)
         )
         self._next_sample = now + self._sample_seconds
 

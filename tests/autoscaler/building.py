@@ -10,7 +10,7 @@ from sluice_autoscaler.decide import decide
 from sluice_autoscaler.decision import Decision
 from sluice_autoscaler.history import History, Tick
 from sluice_autoscaler.sample import EngineSample, PoolSample, Sample
-from sluice_autoscaler.settings import PoolLimits, Settings
+from sluice_autoscaler.settings import PoolLimits, ScalingSettings
 from sluice_contract.cluster.labels import Role
 
 from tests.figures import with_figures
@@ -46,9 +46,9 @@ def seen(
 
 def wanting(
     *roles: Role, minimum: int = 1, maximum: int = 16, gpus: int = 1, **settings: Any
-) -> Settings:
+) -> ScalingSettings:
     limits = PoolLimits(minimum, maximum, gpus)
-    return Settings(dict.fromkeys(roles or (MIXED,), limits), **settings)
+    return ScalingSettings(dict.fromkeys(roles or (MIXED,), limits), **settings)
 
 
 class Service:
@@ -56,7 +56,7 @@ class Service:
     look, but for pods that never are."""
 
     def __init__(
-        self, settings: Settings, replicas: Mapping[Role, int], **never_ready: int
+        self, settings: ScalingSettings, replicas: Mapping[Role, int], **never_ready: int
     ) -> None:
         """`never_ready`: pods of each pool, `starting` or `unschedulable`, that go first when it
         shrinks."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sluice_autoscaler.decide import decide
 from sluice_autoscaler.history import History, Tick
-from sluice_autoscaler.settings import PoolLimits, Settings
+from sluice_autoscaler.settings import PoolLimits, ScalingSettings
 from sluice_contract.cluster.labels import Role
 
 from tests.autoscaler.building import (
@@ -29,7 +29,7 @@ from tests.figures import changed
 TWO = (PREFILL, DECODE)
 
 
-def decided(settings: Settings, *engines: Any, **sample: Any) -> Any:
+def decided(settings: ScalingSettings, *engines: Any, **sample: Any) -> Any:
     return decide(settings, History(), seen(engines, **sample))
 
 

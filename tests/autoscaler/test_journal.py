@@ -12,12 +12,12 @@ from sluice_autoscaler.decision import Decision, PoolDecision
 from sluice_autoscaler.history import History, Tick
 from sluice_autoscaler.journal import Journal, JournalError, read_journal
 from sluice_autoscaler.sample import EngineSample, PoolSample, Sample
-from sluice_autoscaler.settings import PoolLimits, Settings
+from sluice_autoscaler.settings import PoolLimits, ScalingSettings
 from sluice_contract.cluster.labels import Role
 
 from tests.figures import with_figures
 
-SETTINGS = Settings({Role.MIXED: PoolLimits(1, 8, gpus=2)}, gpu_budget=16, ttft_seconds=2.0)
+SETTINGS = ScalingSettings({Role.MIXED: PoolLimits(1, 8, gpus=2)}, gpu_budget=16, ttft_seconds=2.0)
 
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)

@@ -13,7 +13,7 @@ from sluice_autoscaler.decide import decide
 from sluice_autoscaler.decision import Decision
 from sluice_autoscaler.history import History, Tick
 from sluice_autoscaler.sample import EngineSample, PoolSample, Sample
-from sluice_autoscaler.settings import PoolLimits, Settings
+from sluice_autoscaler.settings import PoolLimits, ScalingSettings
 from sluice_contract.cluster.labels import Role
 from sluice_contract.wire.load import EngineCondition, EngineFigures, HandoverQueues
 
@@ -78,7 +78,7 @@ def any_sample(draw: st.DrawFn, replicas: dict[Role, int]) -> Sample:
 
 
 @st.composite
-def any_settings(draw: st.DrawFn) -> Settings:
+def any_settings(draw: st.DrawFn) -> ScalingSettings:
     roles = draw(st.sampled_from([(MIXED,), TWO]))
     pools = {}
     for role in roles:
@@ -86,7 +86,7 @@ def any_settings(draw: st.DrawFn) -> Settings:
         pools[role] = PoolLimits(
             minimum, minimum + draw(st.integers(1, 9)), draw(st.integers(0, 2))
         )
-    return Settings(
+    return ScalingSettings(
         pools,
         gpu_budget=draw(st.one_of(st.none(), st.integers(0, 20))),
         queue_seconds=draw(st.one_of(st.none(), st.floats(0.01, 10))),
@@ -103,7 +103,7 @@ def any_settings(draw: st.DrawFn) -> Settings:
 @examples(25)
 @given(any_settings(), st.data())
 def test_whatever_is_seen_limits_and_budget_hold_and_every_number_is_a_number(
-    wanted: Settings, data: st.DataObject
+    wanted: ScalingSettings, data: st.DataObject
 ) -> None:
     replicas = {role: data.draw(st.integers(0, 6)) for role in wanted.pools}
     history = History()
@@ -121,7 +121,7 @@ def test_whatever_is_seen_limits_and_budget_hold_and_every_number_is_a_number(
             assert len(each.victims) <= max(0, each.current - each.desired)
 
 
-def check_limits(wanted: Settings, decision: Decision) -> None:
+def check_limits(wanted: ScalingSettings, decision: Decision) -> None:
     for role, limits in wanted.pools.items():
         each = decision.pools[role]
         assert each.desired <= max(limits.maximum, 0)
@@ -129,7 +129,7 @@ def check_limits(wanted: Settings, decision: Decision) -> None:
         assert each.desired >= limits.minimum or short
 
 
-def check_budget(wanted: Settings, sample: Sample, decision: Decision) -> None:
+def check_budget(wanted: ScalingSettings, sample: Sample, decision: Decision) -> None:
     """Pods go later than they are asked to, and come at once: nothing grows beyond the budget."""
     if wanted.gpu_budget is None:
         return
@@ -176,7 +176,7 @@ def test_more_load_never_means_fewer_engines(
     assert found[0] <= found[1]
 
 
-def _after(wanted: Settings, role: Role, quiet: int, load: dict[str, Any]) -> int:
+def _after(wanted: ScalingSettings, role: Role, quiet: int, load: dict[str, Any]) -> int:
     history = History()
     idle = seen([engine("a", role, prompt_tokens_total=1000)], pool(role, 1), at=0.0)
     for index in range(quiet):

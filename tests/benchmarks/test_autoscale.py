@@ -13,7 +13,7 @@ from sluice_simulator.autoscale.constants import AZURE
 from sluice_simulator.autoscale.grids import Scene, plan_candidate
 from sluice_simulator.autoscale.outcome import Outcome
 from sluice_simulator.autoscale.policies.policy import Plan
-from sluice_simulator.autoscale.policy_comparison import FairScene, Row
+from sluice_simulator.autoscale.policy_comparison import ComparisonRow, FairScene
 from sluice_simulator.traces.request import Trace, TraceRequest
 
 from benchmarks.autoscale import plans, report, targets
@@ -30,15 +30,15 @@ def outcome(attainment: float, hours: float, changes: int = 0) -> Outcome:
     return Outcome(100, attainment, 1.0, hours, 0.1, 0.2, 0.1, 3, changes)
 
 
-def row(policy: str, *outcomes: tuple[str, Outcome], reached: bool = True) -> Row:
+def row(policy: str, *outcomes: tuple[str, Outcome], reached: bool = True) -> ComparisonRow:
     """The first outcome is the best."""
     scene = Scene(chats(3600.0, 0.01), AZURE, ROLES)
     label, best = outcomes[0]
-    return Row(policy, plan_candidate(scene, label, {}), best, outcomes, reached)
+    return ComparisonRow(policy, plan_candidate(scene, label, {}), best, outcomes, reached)
 
 
 def result(
-    name: str, rows: Mapping[str, Row], boot_seconds: float = 30.0, reachable: float = 1.0
+    name: str, rows: Mapping[str, ComparisonRow], boot_seconds: float = 30.0, reachable: float = 1.0
 ) -> Result:
     constants = replace(AZURE, boot_seconds=boot_seconds)
     hour = Trace(name, (TraceRequest(0.0, 1, 1), TraceRequest(3600.0, 1, 1)))

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 import yaml
-from sluice_autoscaler.settings import Settings
+from sluice_autoscaler.settings import ScalingSettings
 from sluice_contract.cluster import labels
 from sluice_contract.cluster.labels import Role
 from sluice_contract.config.accelerators import Accelerator
@@ -153,9 +153,9 @@ def test_what_targets_are_when_left_out_is_what_the_autoscaler_takes() -> None:
         "prefillQueue": "off",
         "decodeQueue": "off",
     }
-    assert Settings({}).allowed_queue_seconds == 1.0
-    assert Settings({}, ttft_seconds=3.0).allowed_queue_seconds == 1.5
-    assert (Settings({}).prefill_queue, Settings({}).decode_queue) == (None, None)
+    assert ScalingSettings({}).allowed_queue_seconds == 1.0
+    assert ScalingSettings({}, ttft_seconds=3.0).allowed_queue_seconds == 1.5
+    assert (ScalingSettings({}).prefill_queue, ScalingSettings({}).decode_queue) == (None, None)
 
 
 def test_a_part_that_stands_in_two_places_is_told_once() -> None:

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 from sluice_runtime.handover.staged_publisher import runs
-from sluice_runtime.kv.host_blocks import BlockCounts, HostBlocks, PoolCopies, Share
+from sluice_runtime.kv.host_blocks import BlockCounts, HostBlocks, PoolCopies, RankShare
 from sluice_runtime.kv.pool import KvShape, PagePool
 
 pytestmark = pytest.mark.gpu
@@ -46,7 +46,7 @@ def test_pages_of_another_number_of_ranks_are_divided_by_heads(parts: int, ranks
     back = torch.zeros_like(sent).pin_memory()
     for rank in range(ranks):
         pool = PagePool(KvShape(4, 8 // ranks, 64, torch.bfloat16), PAGES, 16, device)
-        PoolCopies(pool, sent, Share(rank, ranks)).copy_heads(places, parts, to_pool=True)
-        PoolCopies(pool, back, Share(rank, ranks)).copy_heads(places, parts, to_pool=False)
+        PoolCopies(pool, sent, RankShare(rank, ranks)).copy_heads(places, parts, to_pool=True)
+        PoolCopies(pool, back, RankShare(rank, ranks)).copy_heads(places, parts, to_pool=False)
         assert torch.equal(pool.data[[5, 0, 93]].cpu(), pages.chunk(ranks, dim=4)[rank])
     assert torch.equal(back, sent)

@@ -11,7 +11,7 @@ from sluice_contract.cluster import labels
 from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
 from sluice_operator.manifests.metadata import with_applied_fields
 from sluice_operator.pool.observe import PoolObserved
-from sluice_operator.pool.plan import PoolPlan, plan_pool
+from sluice_operator.pool.plan import PoolChildren, plan_pool
 from sluice_operator.service.observe import Images, ServiceObserved
 from sluice_operator.service.plan import ServicePlan, plan_service
 from sluice_operator.service.revisions.revision import Revision, State
@@ -220,7 +220,7 @@ def pool_observed(
     return PoolObserved(item or pool(), service(), tuple(children), tuple(pods))
 
 
-def pool_plan(spec: Manifest | None = None) -> PoolPlan:
+def pool_plan(spec: Manifest | None = None) -> PoolChildren:
     """The plan of a pool that has nothing yet."""
     return plan_pool(pool_observed(pool(spec)))
 

@@ -24,7 +24,7 @@ from sluice_contract.wire.handover import PREFILL_HEADER, PrefillRef, verified_h
 from sluice_router import engines
 from sluice_router.attempts import Call, Sender
 from sluice_router.engines import Endpoint, Fleet, Phase
-from sluice_router.forward import Dispatcher, History
+from sluice_router.forward import Dispatcher, RequestHistory
 from sluice_router.limits import Body, ByteBudget
 from sluice_router.targets import chooser, prefill_signer
 
@@ -357,7 +357,7 @@ async def test_an_answer_clears_the_prefill_engine_and_a_refusal_does_not(
         sender = Sender(session, prefill_signer(lambda: (KEY,), time.time), None)
         dispatcher = Dispatcher(fleet, sender, Upstream(), choose, lambda: now, lambda _: None)
         call = Call("POST", COMPLETIONS, {"X-Request-Id": "r"}, Body(ByteBudget(1 << 20)))
-        async with dispatcher.open(call, History()) as reply:
+        async with dispatcher.open(call, RequestHistory()) as reply:
             while await reply.read():
                 pass
     assert {engine.failures for engine in fleet.engines()} == {failures, 0}

@@ -15,7 +15,7 @@ from sluice_contract.wire.private_calls import AnswerStart, EventComment, commen
 from sluice_router.attempts import Call, Sender
 from sluice_router.engines import Endpoint, EngineState, Fleet, Phase, ReceivedReport, has_capacity
 from sluice_router.errors import AttemptFailedError, EngineRefusedError, RetryReason, RouterError
-from sluice_router.forward import Dispatcher, History
+from sluice_router.forward import Dispatcher, RequestHistory
 from sluice_router.limits import Body, ByteBudget
 from sluice_router.resume import Progress
 from sluice_router.retry_budget import (
@@ -182,7 +182,7 @@ async def refused(asks: Dispatcher, progress: Progress | None = None) -> RouterE
     body = Body(ByteBudget(1 << 20))
     call = Call("POST", "/v1/completions", {"X-Request-Id": "r"}, body, progress)
     with pytest.raises(EngineRefusedError) as error:
-        async with asks.open(call, History()):
+        async with asks.open(call, RequestHistory()):
             pass
     return error.value
 

@@ -13,10 +13,15 @@ from sluice_contract.cluster.labels import Role
 from sluice_contract.config.accelerators import Accelerator
 from sluice_contract.config.engine import EngineConfig, ModelRef
 from sluice_runtime.errors import AcceleratorMissingError
-from sluice_runtime.process.accelerator import Gpu, UnreadableError, find_accelerator, nvml_gpus
+from sluice_runtime.process.accelerator import (
+    GpuDevice,
+    UnreadableError,
+    find_accelerator,
+    nvml_gpus,
+)
 
-A100 = Gpu("NVIDIA A100-SXM4-40GB", 40_960)
-T4 = Gpu("Tesla T4", 15_360)
+A100 = GpuDevice("NVIDIA A100-SXM4-40GB", 40_960)
+T4 = GpuDevice("Tesla T4", 15_360)
 
 
 def config(accelerator: Accelerator | None) -> EngineConfig:
@@ -39,7 +44,7 @@ def container(tmp_path: Path) -> Callable[..., Path]:
     return made
 
 
-def unreadable() -> list[Gpu]:
+def unreadable() -> list[GpuDevice]:
     raise UnreadableError("the driver is ill")
 
 
@@ -56,11 +61,18 @@ def test_without_an_accelerator_in_its_file_it_runs_on_cpus(container: Callable[
         (Accelerator(count=2), [T4, T4], (T4, 2)),
         (Accelerator(product="T4"), [T4], (T4, 1)),
         (Accelerator(product="NVIDIA-A100-SXM4-40GB", count=1), [T4], (T4, 1)),
-        (Accelerator(product="T4", count=2), [T4, A100], (Gpu(A100.product, T4.memory_mib), 2)),
+        (
+            Accelerator(product="T4", count=2),
+            [T4, A100],
+            (GpuDevice(A100.product, T4.memory_mib), 2),
+        ),
     ],
 )
 def test_it_reports_the_devices_it_uses_and_another_product_is_no_error(
-    wanted: Accelerator, there: list[Gpu], found: tuple[Gpu, int], container: Callable[..., Path]
+    wanted: Accelerator,
+    there: list[GpuDevice],
+    found: tuple[GpuDevice, int],
+    container: Callable[..., Path],
 ) -> None:
     gpu, count = found
     assert find_accelerator(config(wanted), container("dev/nvidia0"), lambda: there) == Accelerator(
@@ -125,7 +137,7 @@ class FakeNvml(ModuleType):
     class NVMLError_NotFound(NVMLError):  # noqa: N801, N818
         pass
 
-    def __init__(self, gpus: dict[str, Gpu], divided: dict[str, dict[int, str]]) -> None:
+    def __init__(self, gpus: dict[str, GpuDevice], divided: dict[str, dict[int, str]]) -> None:
         super().__init__("pynvml")
         self.gpus, self.divided = gpus, divided
         self.open = False
@@ -165,7 +177,7 @@ class FakeNvml(ModuleType):
         return SimpleNamespace(total=(self.gpus[handle].memory_mib or 0) << 20)
 
 
-PART = Gpu("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 4_864)
+PART = GpuDevice("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 4_864)
 
 
 @pytest.mark.parametrize(
@@ -176,9 +188,9 @@ PART = Gpu("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 4_864)
     ],
 )
 def test_gpus_are_listed_and_of_divided_ones_their_parts(
-    gpus: dict[str, Gpu],
+    gpus: dict[str, GpuDevice],
     divided: dict[str, dict[int, str]],
-    found: list[Gpu],
+    found: list[GpuDevice],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     library = FakeNvml(gpus, divided)

@@ -60,7 +60,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Source:
+class LabelSource:
     """A node label that names the product of the resources of one `domain`."""
 
     label: str
@@ -122,18 +122,18 @@ def _machine(_: Labels, instance_type: str) -> Reading:
 
 
 SOURCES: Final = (
-    Source(PRODUCT, _discovered, NVIDIA),
-    Source(AMD_PRODUCT, _amd, AMD),
-    Source("amd.com/gpu.family", _amd, AMD),
-    Source(GKE, _gke, NVIDIA),
-    Source(f"{KARPENTER}name", _aws(KARPENTER)),
-    Source(f"{EKS}name", _aws(EKS)),
-    *(Source(label, _machine) for label in INSTANCE_TYPES),
+    LabelSource(PRODUCT, _discovered, NVIDIA),
+    LabelSource(AMD_PRODUCT, _amd, AMD),
+    LabelSource("amd.com/gpu.family", _amd, AMD),
+    LabelSource(GKE, _gke, NVIDIA),
+    LabelSource(f"{KARPENTER}name", _aws(KARPENTER)),
+    LabelSource(f"{EKS}name", _aws(EKS)),
+    *(LabelSource(label, _machine) for label in INSTANCE_TYPES),
 )
 """Labels that name a product, the most exact first."""
 
 
-def _of_mig(resource: str) -> tuple[Source, ...]:
+def _of_mig(resource: str) -> tuple[LabelSource, ...]:
     """Labels for MIG instances. A node may have instances of several sizes: each size is a resource
     with labels of its own."""
     domain, _, name = resource.partition("/")
@@ -146,7 +146,7 @@ def _of_mig(resource: str) -> tuple[Source, ...]:
     def whole(_: Labels, product: str) -> Reading:
         return Reading(f"{product}-MIG-{name.removeprefix('mig-')}", _of_profile(name))
 
-    return (Source(f"{resource}.product", own), Source(PRODUCT, whole))
+    return (LabelSource(f"{resource}.product", own), LabelSource(PRODUCT, whole))
 
 
 def _shared(reading: Reading, clients: int) -> Reading:

@@ -24,7 +24,7 @@ from sluice_operator.api.template import RouterTemplate
 ROUTER_REPLICAS: Final = 2
 
 
-class Tenant(ApiModel):
+class TenantSpec(ApiModel):
     """Priorities of one tenant's requests."""
 
     name: TenantName = Field(description="Name of the tenant: that of its key in the Secret.")
@@ -66,7 +66,7 @@ class RouterAuth(ApiModel):
         description="Secret whose values are the accepted API keys, each under the name of its "
         "tenant. Routers follow its changes."
     )
-    tenants: list[Tenant] | None = Field(
+    tenants: list[TenantSpec] | None = Field(
         default=None,
         max_length=MAX_TENANTS,
         json_schema_extra=list_map("name"),

@@ -110,7 +110,7 @@ class Refused(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ApplyOutcome:
     """The outcome of carrying out a plan."""
 
     refused: tuple[Refused, ...] = ()
@@ -220,7 +220,7 @@ class Applier:
         self._key_secrets = KeySecrets(client, clock, random_bytes)
         self._altered: OrderedDict[tuple[str, str], str] = OrderedDict()
 
-    async def carry_out(self, plan: Plan, children: Iterable[Manifest]) -> Outcome:
+    async def carry_out(self, plan: Plan, children: Iterable[Manifest]) -> ApplyOutcome:
         """Makes the plan's objects what they should be; `children` are the live ones.
 
         Raises:
@@ -231,7 +231,7 @@ class Applier:
             await self._write(plan, run)
         except UnavailableError as error:
             interrupted = error
-        return Outcome(
+        return ApplyOutcome(
             tuple(run.refused),
             tuple(run.overwritten),
             frozenset(run.unwritten),

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from sluice_operator.apply.applier import Applier, Outcome, Refused
+from sluice_operator.apply.applier import Applier, ApplyOutcome, Refused
 from sluice_operator.apply.drift_events import repair_events
 from sluice_operator.apply.events import EventRecorder
 from sluice_operator.apply.plan import Event, Identity, Plan
@@ -76,7 +76,9 @@ class Executor:
     _refusals: OrderedDict[str, dict[Identity, _Refusal]] = field(default_factory=OrderedDict)
     """Refused writes by the uid of the owning object, and by the refused child."""
 
-    async def carry_out(self, live: Manifest, plan: Plan, children: Iterable[Manifest]) -> Outcome:
+    async def carry_out(
+        self, live: Manifest, plan: Plan, children: Iterable[Manifest]
+    ) -> ApplyOutcome:
         """Makes `children` what the plan of `live` contains.
 
         Raises:
@@ -88,7 +90,7 @@ class Executor:
             raise outcome.interrupted
         return outcome
 
-    def _judged(self, live: Manifest, outcome: Outcome) -> Outcome:
+    def _judged(self, live: Manifest, outcome: ApplyOutcome) -> ApplyOutcome:
         """The outcome without refusals that may still pass, which are only retried. While only
         these block what is needed, nothing is reported yet."""
         now = self.clock.monotonic()
@@ -105,7 +107,7 @@ class Executor:
         refused = lasting + outcome.rewritten
         return replace(outcome, refused=refused, interrupted=interrupted, again=again)
 
-    def _noted(self, live: Manifest, outcome: Outcome, now: float) -> list[_Refusal]:
+    def _noted(self, live: Manifest, outcome: ApplyOutcome, now: float) -> list[_Refusal]:
         uid, generation = live["metadata"]["uid"], live["metadata"].get("generation", 0)
         before = self._refusals.pop(uid, {})
         current = {
@@ -122,7 +124,7 @@ class Executor:
                 self._refusals.popitem(last=False)
         return list(current.values())
 
-    async def report(self, live: Manifest, outcome: Outcome, report: Report) -> float | None:
+    async def report(self, live: Manifest, outcome: ApplyOutcome, report: Report) -> float | None:
         """Writes the status of `live` and its events. Returns the seconds until the next reconcile,
         where others write the same fields or new counts wait.
 

@@ -15,7 +15,7 @@ from typing import Final
 from sluice_autoscaler.decision import Decision
 from sluice_contract.cluster.labels import Role
 
-from sluice_operator.autoscale.events import Outcome, Written
+from sluice_operator.autoscale.events import ScalingOutcome, Written
 from sluice_operator.autoscale.mover import Mover, write_replicas
 from sluice_operator.kube.client import ApiClient
 from sluice_operator.kube.errors import RequestError
@@ -34,7 +34,7 @@ class PoolScaler:
 
     async def __call__(
         self, scaled: ScaledService, pods: Mapping[Role, PoolPods], decision: Decision
-    ) -> Outcome:
+    ) -> ScalingOutcome:
         """Makes the decided changes, one after the other. `pods`: those of each pool. While engines
         move, which takes seconds, nothing else is changed."""
         for role, pool in scaled.pools.items():
@@ -51,8 +51,8 @@ class PoolScaler:
                     await write_replicas(self.client, scaled, change.role, change.desired)
                 )
             except RequestError as error:
-                return Outcome(tuple(written), error)
-        return Outcome(tuple(written))
+                return ScalingOutcome(tuple(written), error)
+        return ScalingOutcome(tuple(written))
 
 
 VICTIMS_MANAGER: Final = "sluice-operator-victims"

@@ -44,7 +44,7 @@ class Written(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ScalingOutcome:
     """Writes of a decision that succeeded, and why others did not."""
 
     written: tuple[Written, ...] = ()
@@ -56,17 +56,17 @@ class Outcome:
     """Events of a move in progress. None: the decision was carried out, so each pool has its own
     event."""
 
-    def and_written(self, written: Written) -> Outcome:
+    def and_written(self, written: Written) -> ScalingOutcome:
         return replace(self, written=(*self.written, written))
 
-    def and_events(self, *events: Event) -> Outcome:
+    def and_events(self, *events: Event) -> ScalingOutcome:
         return replace(self, events=(*(self.events or ()), *events))
 
-    def after(self, failed: RequestError) -> Outcome:
+    def after(self, failed: RequestError) -> ScalingOutcome:
         return replace(self, failed=failed)
 
 
-def scaling_of(tick: Tick, outcome: Outcome, now: datetime, answered: Answered) -> Scaling:
+def scaling_of(tick: Tick, outcome: ScalingOutcome, now: datetime, answered: Answered) -> Scaling:
     """Status of the service after a tick. `answered`: requests of the last minutes."""
     sample, decision = tick.sample, tick.decision
     percent = answered.in_time_percent
@@ -113,7 +113,7 @@ def _share_shifted(before: Scaling, after: Scaling) -> bool:
     return abs(float(new) - float(old)) >= SHARE_PERCENT
 
 
-def scale_events(decision: Decision, outcome: Outcome) -> tuple[Event, ...]:
+def scale_events(decision: Decision, outcome: ScalingOutcome) -> tuple[Event, ...]:
     """An event for each pool that was asked for another number of engines; during a move, the
     events of the move."""
     if outcome.events is not None:

@@ -17,7 +17,7 @@ from typing import Final
 
 from sluice_autoscaler.history import Tick
 from sluice_autoscaler.journal import Journal, JournalError, read_journal
-from sluice_autoscaler.settings import Settings
+from sluice_autoscaler.settings import ScalingSettings
 
 from sluice_operator.clock import Clock
 from sluice_operator.informer.keys import Key
@@ -62,7 +62,7 @@ class Journals:
         self._foreign: set[Key] = set()
         """Services of whose ConfigMap it was said that it is another's."""
 
-    def add(self, key: Key, live: Manifest, settings: Settings, tick: Tick) -> None:
+    def add(self, key: Key, live: Manifest, settings: ScalingSettings, tick: Tick) -> None:
         """Notes a tick of the service `live`."""
         pending = self._pending.get(key)
         if pending is None:

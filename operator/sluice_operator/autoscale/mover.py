@@ -28,7 +28,7 @@ from sluice_contract.cluster import labels
 from sluice_contract.cluster.labels import Role
 
 from sluice_operator.apply.plan import REPLICAS_MANAGER, Event
-from sluice_operator.autoscale.events import Outcome, Written
+from sluice_operator.autoscale.events import ScalingOutcome, Written
 from sluice_operator.clock import Clock
 from sluice_operator.conditions.pods import is_draining, is_finished, is_ready
 from sluice_operator.kube.client import ApiClient
@@ -207,7 +207,7 @@ class Mover:
         """Whether the decision has a move, and nothing is known to forbid it."""
         return decision.move is not None and scaled.namespace not in self.forbidden
 
-    async def begin(self, scaled: ScaledService, move: Move) -> Outcome:
+    async def begin(self, scaled: ScaledService, move: Move) -> ScalingOutcome:
         """Asks the target pool for more engines, and notes the move there."""
         target, engines = move.target, move.target_engines
         noted = MoveInProgress(
@@ -220,12 +220,14 @@ class Mover:
         try:
             written = await write_replicas(self.client, scaled, target, engines, noted)
         except RequestError as error:
-            return Outcome(failed=error)
-        return Outcome((written,))
+            return ScalingOutcome(failed=error)
+        return ScalingOutcome((written,))
 
-    async def go_on(self, scaled: ScaledService, target: Role, decision: Decision) -> Outcome:
+    async def go_on(
+        self, scaled: ScaledService, target: Role, decision: Decision
+    ) -> ScalingOutcome:
         """Takes the next steps of a move, as many as one tick allows."""
-        outcome, waits = Outcome(events=()), False
+        outcome, waits = ScalingOutcome(events=()), False
         try:
             for _ in range(LOOKS):
                 seen = await self._observe(scaled, target, decision)

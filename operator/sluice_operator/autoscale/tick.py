@@ -14,11 +14,11 @@ from sluice_autoscaler.decide import decide
 from sluice_autoscaler.decision import Decision
 from sluice_autoscaler.history import KEPT_SECONDS, History, Tick, answered_lately
 from sluice_autoscaler.sample import EngineSample, Sample
-from sluice_autoscaler.settings import Settings
+from sluice_autoscaler.settings import ScalingSettings
 from sluice_contract.cluster.labels import Role
 
 from sluice_operator.apply.plan import Event
-from sluice_operator.autoscale.events import Outcome, is_news, scale_events, scaling_of
+from sluice_operator.autoscale.events import ScalingOutcome, is_news, scale_events, scaling_of
 from sluice_operator.autoscale.inventory import ScalingInventory
 from sluice_operator.autoscale.query import LoadQuery, sample_of
 from sluice_operator.clock import Clock
@@ -34,12 +34,12 @@ QUIET_SECONDS: Final = 120.0
 class TickJournals(Protocol):
     """Keeps samples and decisions of ticks."""
 
-    def add(self, key: Key, live: Manifest, settings: Settings, tick: Tick) -> None: ...
+    def add(self, key: Key, live: Manifest, settings: ScalingSettings, tick: Tick) -> None: ...
 
     async def last_ticks(self, live: Manifest) -> tuple[Tick, ...]: ...
 
 
-CarryOut = Callable[[ScaledService, Mapping[Role, PoolPods], Decision], Awaitable[Outcome]]
+CarryOut = Callable[[ScaledService, Mapping[Role, PoolPods], Decision], Awaitable[ScalingOutcome]]
 Record = Callable[[Manifest, Iterable[Event]], Awaitable[None]]
 """Records events on an object."""
 
@@ -103,16 +103,18 @@ class ScalingTick:
         self._report(key, before, tick, outcome)
         return TICK_SECONDS
 
-    async def _carried_out(self, key: Key, scaled: ScaledService, decision: Decision) -> Outcome:
+    async def _carried_out(
+        self, key: Key, scaled: ScaledService, decision: Decision
+    ) -> ScalingOutcome:
         """Carries out the decision, unless another scaler owns a pool."""
         if rivals := self.inventory.rivals(key):
-            return Outcome(rivals=rivals)
+            return ScalingOutcome(rivals=rivals)
         outcome = await self.carry_out(scaled, self.inventory.pods(key), decision)
         for written in outcome.written:
             self.inventory.replicas_written(key, written)
         return outcome
 
-    def _report(self, key: Key, before: TickMemory, tick: Tick, outcome: Outcome) -> None:
+    def _report(self, key: Key, before: TickMemory, tick: Tick, outcome: ScalingOutcome) -> None:
         after = scaling_of(tick, outcome, self.clock.now(), answered_lately(before.history))
         now = self.clock.monotonic()
         if is_news(before.scaling, after, tick.decision, now - before.reported_at_seconds):
@@ -144,7 +146,7 @@ class ScalingTick:
             self.memories[key] = TickMemory(offset, History(tuple(lately)))
         return self.memories[key]
 
-    def _settings(self, key: Key, scaled: ScaledService) -> Settings:
+    def _settings(self, key: Key, scaled: ScaledService) -> ScalingSettings:
         """Settings of the spec, with the GPUs that the budget leaves for scaled pools."""
         budget = scaled.settings.gpu_budget
         if budget is None:
@@ -153,7 +155,7 @@ class ScalingTick:
         return replace(scaled.settings, gpu_budget=left)
 
 
-def is_quiet(settings: Settings, sample: Sample, decision: Decision) -> bool:
+def is_quiet(settings: ScalingSettings, sample: Sample, decision: Decision) -> bool:
     """Whether only a request can change what is decided: nothing runs or waits, every pool has the
     fewest engines, and its pods are as they should be."""
     if sample.engines is None or sample.waiting_requests or decision.changes:

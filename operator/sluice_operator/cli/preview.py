@@ -38,7 +38,7 @@ from sluice_operator.kube.kinds import HTTP_ROUTE, INFERENCE_POOL, Manifest, of_
 from sluice_operator.manifests.config_map import ENGINE_FILE
 from sluice_operator.manifests.monitoring import slo_groups
 from sluice_operator.pool.observe import PoolObserved
-from sluice_operator.pool.plan import PoolPlan, plan_pool
+from sluice_operator.pool.plan import PoolChildren, plan_pool
 from sluice_operator.pool.status import NO_PREFILL
 from sluice_operator.service.observe import Images, ServiceObserved
 from sluice_operator.service.plan import ServicePlan, plan_service
@@ -55,7 +55,7 @@ class Preview:
 
     service: Manifest
     plan: ServicePlan
-    pool_plans: tuple[PoolPlan, ...]
+    pool_plans: tuple[PoolChildren, ...]
     model: ModelStatus | None = None
     """A hub's model as the document's status has resolved it; None: not resolved."""
     adapters: tuple[Manifest, ...] = ()
@@ -170,7 +170,7 @@ def _kv_transfer(plan: ServicePlan) -> KvTransfer | None:
     return transfer.model_copy(update={"backend": file.kv_transfer.backend})
 
 
-def _pool(pool: PlannedPool, below: PoolPlan, shown: Preview) -> Manifest:
+def _pool(pool: PlannedPool, below: PoolChildren, shown: Preview) -> Manifest:
     plan, role = shown.plan, pool.role
     assert plan.spec is not None
     return {
@@ -187,18 +187,18 @@ def _pool(pool: PlannedPool, below: PoolPlan, shown: Preview) -> Manifest:
     }
 
 
-def _image(plan: PoolPlan) -> str:
+def _image(plan: PoolChildren) -> str:
     assert plan.spec is not None
     return plan.spec.image
 
 
-def _variable(plan: PoolPlan) -> str:
+def _variable(plan: PoolChildren) -> str:
     """The operator's setting that the image is from."""
     has_gpus = plan.spec is not None and plan.spec.accelerator is not None
     return "SLUICE_GPU_ENGINE_IMAGE" if has_gpus else "SLUICE_ENGINE_IMAGE"
 
 
-def _memory_limit(plan: PoolPlan) -> int | str | None:
+def _memory_limit(plan: PoolChildren) -> int | str | None:
     """The memory limit of one engine; None: the memory of its node."""
     resources = plan.spec.resources if plan.spec else None
     return (resources.limits or {}).get("memory") if resources else None
@@ -290,7 +290,7 @@ def _own_scale(spec: InferenceServiceSpec) -> Iterator[str]:
         yield "  HorizontalPodAutoscaler of this InferenceService needs it written once."
 
 
-def _assumed_images(plans: Iterable[PoolPlan]) -> Iterator[str]:
+def _assumed_images(plans: Iterable[PoolChildren]) -> Iterator[str]:
     for image, variable in dict.fromkeys((_image(plan), _variable(plan)) for plan in plans):
         yield f"Image {image} is assumed, since the spec names none:"
         yield f"  the operator uses its own default ({variable}), and with another"

@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 from sluice_operator.api.conditions import UPDATED, Check
-from sluice_operator.apply.applier import Outcome, Refused
+from sluice_operator.apply.applier import ApplyOutcome, Refused
 from sluice_operator.apply.executor import Report
 from sluice_operator.apply.plan import Event, Plan
 from sluice_operator.conditions import reasons
@@ -129,7 +129,7 @@ def reason_of(refused: Refused) -> str:
 
 def report_of(
     plan: Plan,
-    outcome: Outcome,
+    outcome: ApplyOutcome,
     before: Manifest | None,
     status: Manifest,
     notable: frozenset[str] = frozenset(),

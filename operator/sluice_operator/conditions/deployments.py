@@ -33,7 +33,7 @@ DEADLINE_SECONDS: Final = 600
 
 
 @dataclass(frozen=True)
-class Progress:
+class DeploymentProgress:
     """A Deployment's progress towards what is desired of it."""
 
     applied: bool
@@ -53,7 +53,7 @@ class Progress:
 
 
 def shortfall(
-    reached: Progress,
+    reached: DeploymentProgress,
     pods: Iterable[Manifest],
     count: str,
     now: datetime,
@@ -78,7 +78,7 @@ def shortfall(
     return Check("False", reason, f"{count}; {rest}.{waits}")
 
 
-def given_up(reached: Progress, pods: Iterable[Manifest], now: datetime) -> bool:
+def given_up(reached: DeploymentProgress, pods: Iterable[Manifest], now: datetime) -> bool:
     """Whether a Deployment that is not complete needs a person: waiting does not cure a pod's
     failure, or the deadline has passed, by Kubernetes' clock or by ours."""
     current = tuple(pods)
@@ -88,33 +88,37 @@ def given_up(reached: Progress, pods: Iterable[Manifest], now: datetime) -> bool
     return lasting or (reached.applied and (waits or _is_late(reached, current)))
 
 
-def seconds_to_bound(reached: Progress, pods: Iterable[Manifest], now: datetime) -> float | None:
+def seconds_to_bound(
+    reached: DeploymentProgress, pods: Iterable[Manifest], now: datetime
+) -> float | None:
     """Seconds until pods have waited too long, or were refused for too long, which no event
     announces."""
     waits = seconds_to_next(pods, reached.bound_seconds, now)
     return sooner(waits, refused_again_seconds(reached, now))
 
 
-def refused_for_long(reached: Progress | None, pods: Iterable[Manifest], now: datetime) -> bool:
+def refused_for_long(
+    reached: DeploymentProgress | None, pods: Iterable[Manifest], now: datetime
+) -> bool:
     """Whether the API server has refused pods of a Deployment for `REFUSED_SECONDS`, as by a quota.
     Not while pods of any revision drain: these may hold what the refused pods need."""
     return _patience_seconds(reached, now) == 0.0 and not any(map(is_draining, pods))
 
 
-def refused_again_seconds(reached: Progress | None, now: datetime) -> float | None:
+def refused_again_seconds(reached: DeploymentProgress | None, now: datetime) -> float | None:
     """Seconds until `refused_for_long`, which no event announces; None: it has passed, or no pod is
     refused."""
     return _patience_seconds(reached, now) or None
 
 
-def _patience_seconds(reached: Progress | None, now: datetime) -> float | None:
+def _patience_seconds(reached: DeploymentProgress | None, now: datetime) -> float | None:
     if reached is None or not reached.failure or not reached.failing_since:
         return None
     passed = (now - datetime.fromisoformat(reached.failing_since)).total_seconds()
     return min(REFUSED_SECONDS, max(0.0, REFUSED_SECONDS - passed))
 
 
-def _is_late(reached: Progress, pods: Iterable[Manifest]) -> bool:
+def _is_late(reached: DeploymentProgress, pods: Iterable[Manifest]) -> bool:
     """Whether the deadline has passed and counts. It does not count if all unready pods load their
     model, wait in a queue, or have just left one: a Deployment does not see that progress."""
     unready = [pod for pod in pods if not is_ready(pod) and not is_draining(pod)]
@@ -137,16 +141,18 @@ def exceeded_since(live: Manifest) -> str:
     return str(moving.get("lastTransitionTime", "")) if is_exceeded else ""
 
 
-def progress(desired: Manifest, live: Manifest | None) -> Progress:
+def progress(desired: Manifest, live: Manifest | None) -> DeploymentProgress:
     """The progress of `live` towards `desired`; both stamped."""
     if live is None or not is_current(desired, live):
-        return Progress(applied=False, complete=False, deadline_exceeded=False, failure=None)
+        return DeploymentProgress(
+            applied=False, complete=False, deadline_exceeded=False, failure=None
+        )
     status = live.get("status") or {}
     seen = status.get("observedGeneration", 0) >= live["metadata"].get("generation", 0)
     replicas = desired["spec"]["replicas"]
     counts = [status.get(k, 0) for k in ("replicas", "updatedReplicas", "availableReplicas")]
     failure, moving = _condition(status, "ReplicaFailure"), _condition(status, "Progressing")
-    return Progress(
+    return DeploymentProgress(
         applied=seen,
         complete=seen and all(count == replicas for count in counts),
         deadline_exceeded=seen and moving.get("reason") == reasons.PROGRESS_DEADLINE_EXCEEDED,

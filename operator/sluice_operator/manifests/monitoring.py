@@ -74,7 +74,7 @@ class Timed:
 
 
 @dataclass(frozen=True)
-class Promise:
+class SloPromise:
     """One part of an slo."""
 
     slo: str
@@ -132,10 +132,10 @@ def rule_name(service: str) -> str:
     return f"{service}-slo"
 
 
-def _promises(slo: Slo) -> Iterator[Promise]:
+def _promises(slo: Slo) -> Iterator[SloPromise]:
     budget = round(1 - float(slo.percentile) / 100, 4)
     if slo.ttft_milliseconds is not None:
-        yield Promise(
+        yield SloPromise(
             "ttft",
             "SluiceTtftBudgetBurn",
             budget,
@@ -149,7 +149,7 @@ def _promises(slo: Slo) -> Iterator[Promise]:
             ),
         )
     if slo.itl_milliseconds is not None:
-        yield Promise(
+        yield SloPromise(
             "itl",
             "SluiceItlBudgetBurn",
             budget,
@@ -158,7 +158,7 @@ def _promises(slo: Slo) -> Iterator[Promise]:
             slo.itl_milliseconds / 1000,
             (Timed("sluice_inter_token_seconds"),),
         )
-    yield Promise(
+    yield SloPromise(
         "errors",
         "SluiceErrorBudgetBurn",
         MAX_FAILED,
@@ -171,7 +171,7 @@ def _windows() -> list[str]:
     return [window for pace in PACES for window in (pace.short, pace.long)]
 
 
-def _record(promise: Promise, where: str, window: str) -> Manifest:
+def _record(promise: SloPromise, where: str, window: str) -> Manifest:
     return {
         "record": f"{MISSED}{window}",
         "expr": _missed(promise, where, window),
@@ -179,7 +179,7 @@ def _record(promise: Promise, where: str, window: str) -> Manifest:
     }
 
 
-def _missed(promise: Promise, where: str, window: str) -> str:
+def _missed(promise: SloPromise, where: str, window: str) -> str:
     if promise.limit_seconds is None:
         failed = (f'code=~"5..|429", {where}', f'outcome="cut", {where}')
         rates = " or ".join(f"rate({REQUESTS}{{{outcome}}}[{window}])" for outcome in failed)
@@ -218,7 +218,7 @@ def _sum(rates: str) -> str:
     return f"sum by (namespace, {SERVICE}) ({rates})"
 
 
-def _alert(promise: Promise, where: str, pace: Pace) -> Alert:
+def _alert(promise: SloPromise, where: str, pace: Pace) -> Alert:
     threshold = f"{pace.threshold(promise.budget):.6g}"
     selector = f'{{slo="{promise.slo}", {where}}}'
     name = f"{{{{ $labels.namespace }}}}/{{{{ $labels.{SERVICE} }}}}"

@@ -17,7 +17,7 @@ from sluice_operator.api.pools import replicas_path
 from sluice_operator.apply.field_ownership import applied_manifest, applied_spec, edits
 from sluice_operator.apply.plan import Event, Identity, Plan, identity
 from sluice_operator.conditions import reasons
-from sluice_operator.conditions.deployments import Progress, progress
+from sluice_operator.conditions.deployments import DeploymentProgress, progress
 from sluice_operator.kube.kinds import (
     DEPLOYMENT,
     ENGINE_POOL,
@@ -45,7 +45,7 @@ OWN_REPLICAS: Final = "spec.replicas of the EnginePool"
 
 
 @dataclass(frozen=True)
-class PoolPlan(Plan):
+class PoolChildren(Plan):
     """The plan of an EnginePool."""
 
     spec: EnginePoolSpec | None = None
@@ -54,7 +54,7 @@ class PoolPlan(Plan):
     """The revision that the spec asks for."""
     deployment: Manifest | None = None
     """Deployment of the desired revision."""
-    progress: Progress | None = None
+    progress: DeploymentProgress | None = None
     """How far that Deployment has come."""
     replicas_place: str = ""
     """Where a user sets the number of engines, in words."""
@@ -63,17 +63,17 @@ class PoolPlan(Plan):
     applied. Says what was edited, by whom, and what is waited for."""
 
 
-def plan_pool(observed: PoolObserved) -> PoolPlan:
+def plan_pool(observed: PoolObserved) -> PoolChildren:
     """Plan of an EnginePool's children."""
     if is_leaving(observed):
-        return PoolPlan()
+        return PoolChildren()
     try:
         spec = parse(EnginePoolSpec, observed.pool.get("spec") or {}, "spec")
     except InvalidSpecError as error:
         message = "; ".join(map(str, error.findings))
-        return PoolPlan(refusal=Refusal("InvalidSpec", error.findings[0].field, message))
+        return PoolChildren(refusal=Refusal("InvalidSpec", error.findings[0].field, message))
     if observed.service is None:
-        return PoolPlan(refusal=_orphaned(spec), spec=spec)
+        return PoolChildren(refusal=_orphaned(spec), spec=spec)
     applied = applied_spec(observed.pool)
     if applied is None:
         return _edited(observed.pool, spec)
@@ -90,15 +90,17 @@ def is_leaving(observed: PoolObserved) -> bool:
     return observed.service is None and controller_uid(observed.pool) is not None
 
 
-def _edited(pool: Manifest, spec: EnginePoolSpec) -> PoolPlan:
+def _edited(pool: Manifest, spec: EnginePoolSpec) -> PoolChildren:
     what = ", ".join(edits(pool)) or "a field was removed"
     waits = f"nothing follows from it until InferenceService {spec.service_name} has set it back"
     revisions = (pool.get("status") or {}).get("revisions") or ()
     serving = next((entry["name"] for entry in revisions if entry["current"]), "")
-    return PoolPlan(spec=spec, revision=serving, edited=f"the pool was edited ({what}); {waits}")
+    return PoolChildren(
+        spec=spec, revision=serving, edited=f"the pool was edited ({what}); {waits}"
+    )
 
 
-def _desired(observed: PoolObserved, applied: Manifest) -> PoolPlan:
+def _desired(observed: PoolObserved, applied: Manifest) -> PoolChildren:
     # Replicas that the InferenceService does not set belong to the scaler of the pool.
     spec = EnginePoolSpec.model_validate({"replicas": observed.pool["spec"]["replicas"]} | applied)
     path = _replicas_path(observed, spec) if "replicas" in applied else None
@@ -111,7 +113,7 @@ def _desired(observed: PoolObserved, applied: Manifest) -> PoolPlan:
     budget = disruption_budget(parent, parent.name, ENGINE, spec.role)
     former = tuple(_former(observed, spec, parent))
     prune = _left_over(observed, (deployment, budget), spec)
-    return PoolPlan(
+    return PoolChildren(
         apply=(deployment, *former, budget),
         prune=prune,
         events=(*_started(observed, spec, deployment, live, path), *_removed(prune)),

@@ -64,14 +64,14 @@ from sluice_operator.manifests.engine import MIN_READY_SECONDS, revision_of
 from sluice_operator.manifests.metadata import selector_labels
 from sluice_operator.manifests.ownership import listed
 from sluice_operator.pool.observe import PoolObserved
-from sluice_operator.pool.plan import PoolPlan, is_leaving
+from sluice_operator.pool.plan import PoolChildren, is_leaving
 from sluice_operator.probes.adapters import EngineAdapters
 
 NO_PREFILL: Final = "No engine computes prompts, so no request is answered."
 
 
 def pool_status(
-    observed: PoolObserved, plan: PoolPlan, now: datetime, refused: tuple[Refused, ...] = ()
+    observed: PoolObserved, plan: PoolChildren, now: datetime, refused: tuple[Refused, ...] = ()
 ) -> Manifest:
     """The whole status of an EnginePool; while it is leaving, its status does not change.
     `refused`: writes of the plan that failed."""
@@ -111,7 +111,7 @@ def pool_status(
     return status | {"conditions": checked}
 
 
-def _left_behind(observed: PoolObserved, plan: PoolPlan, pods: list[Manifest]) -> Check | None:
+def _left_behind(observed: PoolObserved, plan: PoolChildren, pods: list[Manifest]) -> Check | None:
     """The check of engines that no Deployment of the pool ends; None: there are none. Their
     Deployment has no owner or another owner, or their revision has no Deployment."""
     name = observed.pool["spec"]["serviceName"]
@@ -128,7 +128,7 @@ def _left_behind(observed: PoolObserved, plan: PoolPlan, pods: list[Manifest]) -
     return None
 
 
-def _desired_engines(observed: PoolObserved, plan: PoolPlan) -> int:
+def _desired_engines(observed: PoolObserved, plan: PoolChildren) -> int:
     """How many engines there should be. For an edited pool: as its Deployment says. For a pool that
     cannot be read: at least one."""
     if not plan.edited:
@@ -138,7 +138,7 @@ def _desired_engines(observed: PoolObserved, plan: PoolPlan) -> int:
 
 
 def _checks(
-    plan: PoolPlan,
+    plan: PoolChildren,
     current: list[Manifest],
     pods: list[Manifest],
     serving: Check,
@@ -158,7 +158,9 @@ def _checks(
     }
 
 
-def _updated(plan: PoolPlan, current: list[Manifest], pods: list[Manifest], now: datetime) -> Check:
+def _updated(
+    plan: PoolChildren, current: list[Manifest], pods: list[Manifest], now: datetime
+) -> Check:
     if plan.refusal is not None:
         return Check("False", plan.refusal.reason, plan.refusal.message)
     assert plan.spec is not None
@@ -181,7 +183,7 @@ def _updated(plan: PoolPlan, current: list[Manifest], pods: list[Manifest], now:
     return shortfall(reached, current, count, now, reason, rest)
 
 
-def _rest(plan: PoolPlan, desired: int, ready: int) -> str:
+def _rest(plan: PoolChildren, desired: int, ready: int) -> str:
     """State of engines of the desired revision that are not ready, or not for long enough."""
     assert plan.deployment is not None
     asked = min(desired, plan.deployment["spec"]["replicas"])
@@ -193,7 +195,7 @@ def _rest(plan: PoolPlan, desired: int, ready: int) -> str:
     return f"{starting}{desired - asked} wait until others give them their place"
 
 
-def _without_claims(observed: PoolObserved, plan: PoolPlan) -> Check | None:
+def _without_claims(observed: PoolObserved, plan: PoolChildren) -> Check | None:
     """The check of claims for devices that the API server has dropped silently because it does not
     know them; None: it has not."""
     accelerator = plan.spec.accelerator if plan.spec else None
@@ -208,7 +210,7 @@ def _without_claims(observed: PoolObserved, plan: PoolPlan) -> Check | None:
     return None
 
 
-def _complete(plan: PoolPlan, spec: EnginePoolSpec, count: str) -> Check:
+def _complete(plan: PoolChildren, spec: EnginePoolSpec, count: str) -> Check:
     if spec.replicas and len(spec.revisions or ()) > 1:
         text = f"{count}; the former revision goes when every pool of the service is complete."
         return Check("False", reasons.ROLLING_OUT, text)
@@ -223,20 +225,22 @@ def _complete(plan: PoolPlan, spec: EnginePoolSpec, count: str) -> Check:
     return Check("True", reasons.SCALED_TO_ZERO, text)
 
 
-def _progressing(plan: PoolPlan, updated: Check, stalled: Check) -> Check:
+def _progressing(plan: PoolChildren, updated: Check, stalled: Check) -> Check:
     paused = "spec.paused of the InferenceService is true." if plan.paused else ""
     rests = settled(updated, stalled, paused, "Every engine is of the current revision.")
     return rests or Check("True", updated.reason, updated.message)
 
 
-def _given_up(plan: PoolPlan, current: list[Manifest], pods: list[Manifest], now: datetime) -> bool:
+def _given_up(
+    plan: PoolChildren, current: list[Manifest], pods: list[Manifest], now: datetime
+) -> bool:
     reached = plan.progress
     is_given_up = reached is not None and given_up(reached, current, now)
     return is_given_up or refused_for_long(reached, pods, now)
 
 
 def _halted(
-    plan: PoolPlan,
+    plan: PoolChildren,
     current: list[Manifest],
     pods: list[Manifest],
     updated: Check,
@@ -268,7 +272,7 @@ def _model(ready: bool, failure: PodFailure | None, updated: Check) -> Check:
     return Check("Unknown", "NotLoadedYet", "No engine has loaded the model yet.")
 
 
-def _stalled(plan: PoolPlan, serving: Check, updated: Check, *, hopeless: bool) -> Check:
+def _stalled(plan: PoolChildren, serving: Check, updated: Check, *, hopeless: bool) -> Check:
     troubled = not updated.is_true and updated.reason not in reasons.HEALTHY
     if plan.refusal is not None or updated.reason in reasons.STALLING:
         return Check("True", updated.reason, updated.message)
@@ -277,11 +281,11 @@ def _stalled(plan: PoolPlan, serving: Check, updated: Check, *, hopeless: bool) 
     return not_stalled({UPDATED: updated, READY: serving})
 
 
-def _others_ready(pods: list[Manifest], plan: PoolPlan) -> int:
+def _others_ready(pods: list[Manifest], plan: PoolChildren) -> int:
     return sum(is_ready(pod) and revision_of(pod) != plan.revision for pod in pods)
 
 
-def _selector(plan: PoolPlan) -> str | None:
+def _selector(plan: PoolChildren) -> str | None:
     if plan.spec is None:
         return None
     labels = selector_labels(plan.spec.service_name, plan.spec.role)
@@ -289,7 +293,7 @@ def _selector(plan: PoolPlan) -> str | None:
 
 
 def _revisions(
-    observed: PoolObserved, pods: list[Manifest], plan: PoolPlan
+    observed: PoolObserved, pods: list[Manifest], plan: PoolChildren
 ) -> list[RevisionStatus]:
     counts = Counter(revision_of(pod) for pod in pods)
     ready = Counter(revision_of(pod) for pod in pods if is_ready(pod))

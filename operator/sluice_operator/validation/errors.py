@@ -339,7 +339,7 @@ def _beside_host_cache(path: str, value: str, reserved: str, disk: str) -> Refus
 
 
 @dataclass(frozen=True)
-class Unsupported:
+class UnsupportedField:
     """A field, when it is refused, and what is allowed instead."""
 
     field: str
@@ -349,7 +349,7 @@ class Unsupported:
 
 
 ROWS: Final = (
-    Unsupported(
+    UnsupportedField(
         "spec.slo",
         lambda s: (
             s.slo is not None and s.slo.ttft_milliseconds is None and s.slo.itl_milliseconds is None

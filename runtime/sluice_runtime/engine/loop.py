@@ -59,7 +59,7 @@ class Clock:
     """Duration from which a step counts as hung; the engine then sends no more heartbeats."""
 
 
-class Link(Protocol):
+class ApiConnection(Protocol):
     """The engine's end of the transport."""
 
     def poll(self, timeout_seconds: float) -> list[ToEngine]:
@@ -120,7 +120,7 @@ class EngineLoop:
 
     def __init__(
         self,
-        link: Link,
+        link: ApiConnection,
         pipeline: Pipeline,
         log: Callable[[Pace], StepLog],
         clock: Clock | None = None,

@@ -14,7 +14,7 @@ from typing import Final, cast
 
 from sluice_runtime.handover.framing import FrameReader, FramingError, frame
 from sluice_runtime.handover.hello import GreetingError
-from sluice_runtime.handover.messages import Message, Ping
+from sluice_runtime.handover.messages import HandoverMessage, Ping
 
 _PING: Final = frame(Ping())
 
@@ -93,7 +93,7 @@ class Connection(asyncio.Protocol):
         self._sent = self._loop.time()
         self._transport.write(framed)
 
-    def refuse(self, message: Message, reason: str) -> None:
+    def refuse(self, message: HandoverMessage, reason: str) -> None:
         """Sends a last message and closes the connection; `reason`: for `on_lost`."""
         self.send(frame(message))
         self._reason = self._reason or reason

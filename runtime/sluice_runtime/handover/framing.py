@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from sluice_runtime.handover.messages import Message
+from sluice_runtime.handover.messages import HandoverMessage
 
 MAX_GREETING_BYTES: Final = 64 << 10
 """Largest frame, in bytes, before the hello is accepted: its sender may not have the key."""
@@ -60,7 +60,7 @@ class FrameReader:
         return length
 
 
-def frame(message: Message) -> bytes:
+def frame(message: HandoverMessage) -> bytes:
     """The message as a frame, as bytes on the wire."""
     payload = msgspec.msgpack.encode(message)
     return len(payload).to_bytes(_LENGTH_BYTES, "big") + payload

@@ -29,11 +29,11 @@ HANDOVER_VERSION: Final = 9
 """Version that both engines must have. It is raised whenever a field is added, with a default."""
 
 
-class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class HandoverMessage(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """Base of all messages."""
 
 
-class Hello(Message, frozen=True):
+class Hello(HandoverMessage, frozen=True):
     """Decode → prefill, the first message."""
 
     version: int
@@ -51,7 +51,7 @@ class Hello(Message, frozen=True):
     """HMAC with the service's key over all the other fields."""
 
 
-class Welcome(Message, frozen=True):
+class Welcome(HandoverMessage, frozen=True):
     """Prefill → decode: the answer to `Hello`, also signed, so that pages are read only from the
     right peer."""
 
@@ -74,7 +74,7 @@ class Welcome(Message, frozen=True):
     """Parts of each page, one after the other: each rank has one, with its heads of all layers."""
 
 
-class Bootstrap(Message, frozen=True):
+class Bootstrap(HandoverMessage, frozen=True):
     """Decode → prefill: compute this prompt and its first token. The decode engine has pages for
     the prompt."""
 
@@ -90,7 +90,7 @@ class Bootstrap(Message, frozen=True):
     """Seconds from now that the decode engine waits for `Finished`."""
 
 
-class Chunk(Message, frozen=True):
+class Chunk(HandoverMessage, frozen=True):
     """Prefill → decode: keys and values of tokens [start, end) are in these pages."""
 
     room: int
@@ -103,7 +103,7 @@ class Chunk(Message, frozen=True):
     """xxh3_64 over the bytes of the pages, in this order; the room's number is the seed."""
 
 
-class Finished(Message, frozen=True):
+class Finished(HandoverMessage, frozen=True):
     """Prefill → decode: all chunks were announced; this message has the first token."""
 
     room: int
@@ -120,7 +120,7 @@ class Finished(Message, frozen=True):
     prompt_logprobs: list[TokenLogprob] | None = None
 
 
-class ChunkRead(Message, frozen=True):
+class ChunkRead(HandoverMessage, frozen=True):
     """Decode → prefill, if pages are staged: the chunk that ends at `end` was read and verified,
     and more of the prompt is to come. Its copies may be reused; its pages stay held."""
 
@@ -128,19 +128,19 @@ class ChunkRead(Message, frozen=True):
     end: int
 
 
-class Received(Message, frozen=True):
+class Received(HandoverMessage, frozen=True):
     """Decode → prefill: all announced pages were read and their checksums agree."""
 
     room: int
 
 
-class Attested(Message, frozen=True):
+class Attested(HandoverMessage, frozen=True):
     """Prefill → decode: the pages were held until `Received` came. The room is closed."""
 
     room: int
 
 
-class Failed(Message, frozen=True):
+class Failed(HandoverMessage, frozen=True):
     """Prefill → decode: the room is closed; pages read from now on are not valid."""
 
     room: int
@@ -150,7 +150,7 @@ class Failed(Message, frozen=True):
     """Kind of the failure: `invalid` is the request's fault, everything else may work elsewhere."""
 
 
-class Refused(Message, frozen=True):
+class Refused(HandoverMessage, frozen=True):
     """Prefill → decode: the answer to a `Hello` that is not accepted; the connection closes."""
 
     reason: str
@@ -159,7 +159,7 @@ class Refused(Message, frozen=True):
     error: str
 
 
-class Cancel(Message, frozen=True):
+class Cancel(HandoverMessage, frozen=True):
     """Decode → prefill: the request is cancelled; unknown rooms are ignored."""
 
     room: int
@@ -167,7 +167,7 @@ class Cancel(Message, frozen=True):
     """Reason for the log."""
 
 
-class Ping(Message, frozen=True):
+class Ping(HandoverMessage, frozen=True):
     """In both directions, after a while without other messages: the sender's process is alive."""
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sluice_runtime.errors import EngineUnfitError
 from sluice_runtime.handover.ports import PageRead, PagesRead, ReadCounts
-from sluice_runtime.handover.transfer.backend import Piece, TransferError
+from sluice_runtime.handover.transfer.backend import MemoryPiece, TransferError
 from sluice_runtime.handover.transfer.reader import PageReader
 from sluice_runtime.handover.transfer.reads import ReadJob, ReadResult, StagingLostError
 
@@ -119,32 +119,32 @@ def page_pieces(
     page_bytes: int,
     remote_pages: Sequence[int],
     local_pages: Sequence[int],
-) -> list[Piece]:
+) -> list[MemoryPiece]:
     """Pieces that read page `remote_pages[i]` of the peer's pool into page `local_pages[i]` of
     ours.
 
     A base is the address of page 0. Both lists have the same length.
     """
     return coalesce(
-        Piece(remote_base + remote * page_bytes, local_base + local * page_bytes, page_bytes)
+        MemoryPiece(remote_base + remote * page_bytes, local_base + local * page_bytes, page_bytes)
         for remote, local in zip(remote_pages, local_pages, strict=True)
     )
 
 
-def coalesce(pieces: Iterable[Piece]) -> list[Piece]:
+def coalesce(pieces: Iterable[MemoryPiece]) -> list[MemoryPiece]:
     """Joins each piece that continues the previous one on both sides; drops empty pieces."""
-    joined: list[Piece] = []
+    joined: list[MemoryPiece] = []
     for piece in pieces:
         if piece.length_bytes == 0:
             continue
         if joined and _continues(joined[-1], piece):
             remote, local, length = joined[-1]
-            joined[-1] = Piece(remote, local, length + piece.length_bytes)
+            joined[-1] = MemoryPiece(remote, local, length + piece.length_bytes)
         else:
             joined.append(piece)
     return joined
 
 
-def _continues(before: Piece, piece: Piece) -> bool:
+def _continues(before: MemoryPiece, piece: MemoryPiece) -> bool:
     remote, local, length = before
     return piece.remote_address == remote + length and piece.local_address == local + length

@@ -31,14 +31,14 @@ Move = tuple[int, int, int]
 """First byte in the host's memory, first byte in the pool, length."""
 
 
-class Share(NamedTuple):
+class RankShare(NamedTuple):
     """Part of every page that one rank's pool holds: that rank's heads."""
 
     rank: int
     ranks: int
 
 
-WHOLE: Final = Share(0, 1)
+WHOLE: Final = RankShare(0, 1)
 
 
 class HeadRange(NamedTuple):
@@ -77,7 +77,7 @@ class BlockCounts(NamedTuple):
 class PoolCopies:
     """Copies between a pool and host memory, in parallel to steps; usable from any thread."""
 
-    def __init__(self, pool: PagePool, host: Tensor, share: Share = WHOLE) -> None:
+    def __init__(self, pool: PagePool, host: Tensor, share: RankShare = WHOLE) -> None:
         """`host`: [byte]; pinned, or copies from and to a GPU are slow and wait for each other."""
         # [byte]
         self._pool = pool.data.view(-1).view(torch.uint8)

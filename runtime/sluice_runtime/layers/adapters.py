@@ -25,7 +25,7 @@ NO_SLOT: Final = -1
 """Slot number of a token without an adapter."""
 
 
-class Place(NamedTuple):
+class MatrixPlace(NamedTuple):
     """A matrix of the checkpoint: a layer, and a field of `layers.stack.LayerWeights`."""
 
     layer: int
@@ -71,22 +71,22 @@ class AdapterBank:
         self.foreign = torch.ones((shape.max_tokens, shape.slots), dtype=torch.bool, device=device)
         """Whether a token of the step does not have this slot: [max_tokens, slots]."""
         self._numbers = torch.arange(shape.slots, device=device)
-        self._parts: dict[Place, tuple[AdaptedLinear, int]] = {}
+        self._parts: dict[MatrixPlace, tuple[AdaptedLinear, int]] = {}
 
     def adapted(self, multiply: Linear, layer: int, weights: Mapping[str, Tensor]) -> Linear:
         """The product with adapters' additions. `multiply` is the product with `weights` [out, in],
         by field, joined in this order."""
         linear = AdaptedLinear(multiply, self, [tuple(w.shape) for w in weights.values()])
         for index, field in enumerate(weights):
-            self._parts[Place(layer, field)] = linear, index
+            self._parts[MatrixPlace(layer, field)] = linear, index
         return linear
 
-    def shapes(self) -> Iterator[tuple[Place, tuple[int, int]]]:
+    def shapes(self) -> Iterator[tuple[MatrixPlace, tuple[int, int]]]:
         """Every matrix that takes adapters, with this rank's [out, in]."""
         for place, (linear, part) in self._parts.items():
             yield place, linear.shapes[part]
 
-    def place(self, slot: int, pairs: Mapping[Place, Pair]) -> None:
+    def place(self, slot: int, pairs: Mapping[MatrixPlace, Pair]) -> None:
         """Puts an adapter into a slot from the next step on. Matrices without a pair are not
         changed."""
         for place, (linear, part) in self._parts.items():

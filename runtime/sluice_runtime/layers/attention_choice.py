@@ -49,7 +49,7 @@ UNTRIED: Final = "nobody has run this engine on GPUs of AMD"
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuKind:
     """Vendor and capability of a GPU."""
 
     vendor: Vendor
@@ -82,7 +82,7 @@ class Situation:
     dtype: str
     """Type of activations and of the KV pool."""
     head_dim: int
-    gpu: Gpu | None = None
+    gpu: GpuKind | None = None
     """The GPU of the engine; None: the engine computes on CPUs."""
     native_missing: str | None = None
     """Reason why the compiled kernels are unavailable; None: they are available."""

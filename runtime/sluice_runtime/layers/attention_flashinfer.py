@@ -23,7 +23,7 @@ from sluice_runtime.layers.attention import GraphAttention, TokenLayout
 from sluice_runtime.layers.attention_plan import (
     AttentionPlan,
     Kind,
-    Part,
+    PlanPart,
     PrefillKernels,
     page_indices,
     parts_of,
@@ -61,7 +61,7 @@ class StepWrapper:
         self._plan_again = False
         self.run = wrapper.run
 
-    def plan(self, pool: PagePool, layout: TokenLayout, part: Part, heads: int) -> None:
+    def plan(self, pool: PagePool, layout: TokenLayout, part: PlanPart, heads: int) -> None:
         """Plans one step, for its runs in all layers."""
         if self._copied is not None:
             self._copied.synchronize()

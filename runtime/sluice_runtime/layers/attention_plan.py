@@ -59,7 +59,7 @@ class AttentionPlan:
 
 
 @dataclass(frozen=True)
-class Part:
+class PlanPart:
     """Rows of a step that one kernel computes. Every row attends causally, so a row of one query,
     its last token, attends to its whole context."""
 
@@ -93,7 +93,7 @@ def padded(plan: AttentionPlan, rows: int) -> AttentionPlan:
 
 def parts_of(
     numbers: RowNumbers, extends: int, page_size: int, group: int, kernels: PrefillKernels
-) -> tuple[Part, ...]:
+) -> tuple[PlanPart, ...]:
     """The step's rows in one part, or in two: rows that extend, and rows that decode. `group`:
     query heads of each key head; `kernels`: kernels for rows that extend."""
     rows = len(numbers.rows)
@@ -125,13 +125,13 @@ def _one_call(tokens: int, rows: int, group: int, kernels: PrefillKernels) -> bo
     return kernels == "fa2" and tokens * group // rows > LARGE_TILE_OVER
 
 
-def _part(kind: Kind, numbers: RowNumbers, rows: slice, page_size: int) -> Part:
+def _part(kind: Kind, numbers: RowNumbers, rows: slice, page_size: int) -> PlanPart:
     begins = numbers.begins[rows.start : rows.stop + 1]
     plan = plan_rows(begins, numbers.contexts[rows], page_size)
-    return Part(kind, rows, slice(int(begins[0]), int(begins[-1])), plan)
+    return PlanPart(kind, rows, slice(int(begins[0]), int(begins[-1])), plan)
 
 
-def page_indices(layout: TokenLayout, part: Part, page_size: int) -> Tensor:
+def page_indices(layout: TokenLayout, part: PlanPart, page_size: int) -> Tensor:
     """Pages [p] int32 of the part's rows, on the device, one row after the other. Takes a fixed,
     small number of operations, none of which waits."""
     counts = (layout.contexts[part.rows] + (page_size - 1)) // page_size

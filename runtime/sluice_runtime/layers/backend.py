@@ -21,7 +21,7 @@ from sluice_runtime.errors import InvalidConfigError
 from sluice_runtime.kv.pool import CPU, PagePool
 from sluice_runtime.layers.attention import TokenLayout
 from sluice_runtime.layers.attention_choice import (
-    Gpu,
+    GpuKind,
     Name,
     Prefill,
     Situation,
@@ -256,7 +256,7 @@ def situation(
         vendor: Vendor = "AMD" if torch.version.hip else "NVIDIA"
         capability = torch.cuda.get_device_capability(device)
         state = flashinfer_state(name, head_dim, capability, fp8_pages=fp8)
-        gpu = Gpu(vendor, capability)
+        gpu = GpuKind(vendor, capability)
         return Situation(name, head_dim, gpu, flashinfer=state, fp8_pages=fp8)
     missing = native.load()
     return Situation(

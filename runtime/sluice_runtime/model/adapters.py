@@ -22,7 +22,7 @@ from sluice_contract.config.weight_files import unread_weights
 from torch import Tensor
 
 from sluice_runtime.errors import ModelLoadError
-from sluice_runtime.layers.adapters import AdapterBank, Pair, Place
+from sluice_runtime.layers.adapters import AdapterBank, MatrixPlace, Pair
 from sluice_runtime.layers.rope import in_order
 from sluice_runtime.model.files import lfs_pointer, read_json
 from sluice_runtime.model.shard import Shard, Split
@@ -79,7 +79,7 @@ class Adapter:
     """This rank's part of a loaded adapter, in host memory."""
 
     rank: int
-    pairs: Mapping[Place, Pair]
+    pairs: Mapping[MatrixPlace, Pair]
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def read_adapter(folder: Path, bank: AdapterBank, shard: Shard) -> Adapter:
 
 def _pairs(
     path: Path, file: Any, config: AdapterConfig, bank: AdapterBank, shard: Shard
-) -> Iterator[tuple[Place, Pair]]:
+) -> Iterator[tuple[MatrixPlace, Pair]]:
     names, shapes = set(file.keys()), dict(bank.shapes())
     for name in sorted(names):
         places, split, side = _places(path, name)
@@ -206,7 +206,7 @@ def _part(whole: Pair, split: Split, shard: Shard, bank: AdapterBank) -> Pair:
     return Pair(*factors)
 
 
-def _places(path: Path, name: str) -> tuple[list[Place], Split, str]:
+def _places(path: Path, name: str) -> tuple[list[MatrixPlace], Split, str]:
     """Matrices that a tensor belongs to, their division among ranks, and whether it is A or B."""
     match = _NAME.fullmatch(name)
     if match is None or match["matrix"] not in FIELDS:
@@ -215,7 +215,7 @@ def _places(path: Path, name: str) -> tuple[list[Place], Split, str]:
             + ", ".join(FIELDS)
         )
     fields, split = FIELDS[match["matrix"]]
-    return [Place(int(match["layer"]), field) for field in fields], split, match["side"]
+    return [MatrixPlace(int(match["layer"]), field) for field in fields], split, match["side"]
 
 
 def _whole_shapes(

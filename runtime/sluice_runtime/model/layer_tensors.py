@@ -17,7 +17,7 @@ from sluice_runtime.kv.pool import CPU
 from sluice_runtime.layers.adapters import SlotShape
 from sluice_runtime.layers.rope import in_order, pair_order
 from sluice_runtime.layers.stack import LayerWeights
-from sluice_runtime.model.shard import Part, Shape, Shard, Split
+from sluice_runtime.model.shard import Shape, Shard, Split, TensorPart
 from sluice_runtime.model.spec import ModelSpec
 from sluice_runtime.model.weights import WeightSource
 from sluice_runtime.parallel.group import SOLO, Group
@@ -91,7 +91,7 @@ class Reader:
         whole, begin = (sum(outs), width), 0
         for out in outs:
             own = self.placement.shard.part((out, width), Split.ROWS)
-            part = Part(whole, 0, begin + own.begin, own.length)
+            part = TensorPart(whole, 0, begin + own.begin, own.length)
             yield self.weights.read(f"{name}.weight", part, self.dtype)
             begin += out
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sluice_runtime.errors import ModelLoadError
-from sluice_runtime.model.shard import Part
+from sluice_runtime.model.shard import TensorPart
 
 BLOCK: Final = 32
 """Number of inputs that share a scale."""
@@ -29,7 +29,7 @@ NUMBERS: Final = (*_POSITIVE, *(-number for number in _POSITIVE))
 class Files(Protocol):
     """The part of `QuantisedWeights` that is used here."""
 
-    def read_stored(self, name: str, part: Part, dtype: torch.dtype) -> Tensor: ...
+    def read_stored(self, name: str, part: TensorPart, dtype: torch.dtype) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class Mxfp4:
     def tensor(self) -> str:
         return "_blocks"
 
-    def units(self, part: Part) -> tuple[int, ...]:
+    def units(self, part: TensorPart) -> tuple[int, ...]:
         return 1, BLOCK, 1
 
-    def read(self, files: Files, name: str, part: Part) -> Callable[[Tensor], None]:
+    def read(self, files: Files, name: str, part: TensorPart) -> Callable[[Tensor], None]:
         experts, width, out = part.whole
         if width % BLOCK:
             raise ModelLoadError(
@@ -59,9 +59,9 @@ class Mxfp4:
         blocks = width // BLOCK
         unit = BLOCK if part.dim == 1 else 1
         dim, begin, length = (0, 2, 1)[part.dim], part.begin // unit, part.length // unit
-        stored = Part((experts, out, blocks, BLOCK // 2), dim, begin, length)
+        stored = TensorPart((experts, out, blocks, BLOCK // 2), dim, begin, length)
         numbers = files.read_stored(f"{name}_blocks", stored, torch.uint8)
-        scaled = Part((experts, out, blocks), dim, begin, length)
+        scaled = TensorPart((experts, out, blocks), dim, begin, length)
         scales = files.read_stored(f"{name}_scales", scaled, torch.uint8)
 
         def fill(target: Tensor) -> None:

@@ -21,7 +21,7 @@ from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.kv.pool import CPU
 from sluice_runtime.model.config_json import Config
 from sluice_runtime.model.mxfp4 import Mxfp4
-from sluice_runtime.model.shard import Part
+from sluice_runtime.model.shard import TensorPart
 from sluice_runtime.model.weights import Checkpoint, WeightSource
 
 Fill = Callable[[Tensor], None]
@@ -54,11 +54,11 @@ class Format(Protocol):
         """Module that the tensor `name` belongs to; empty if it is never quantised."""
         ...
 
-    def units(self, part: Part) -> tuple[int, ...]:
+    def units(self, part: TensorPart) -> tuple[int, ...]:
         """Number of values stored together in each dimension: parts are read in whole units."""
         ...
 
-    def read(self, files: QuantisedWeights, name: str, part: Part) -> Fill:
+    def read(self, files: QuantisedWeights, name: str, part: TensorPart) -> Fill:
         """Starts reading a part in whole units; returns the function that fills the matrix."""
         ...
 
@@ -80,10 +80,10 @@ class Fp8:
     def module(self, name: str) -> str:
         return _matrix(name)
 
-    def units(self, part: Part) -> tuple[int, int]:
+    def units(self, part: TensorPart) -> tuple[int, int]:
         return self.block or (1, 1)
 
-    def read(self, files: QuantisedWeights, name: str, part: Part) -> Fill:
+    def read(self, files: QuantisedWeights, name: str, part: TensorPart) -> Fill:
         numbers = files.read_stored(f"{name}.weight", part, torch.float8_e4m3fn)
         scale = self._scale(files, name, part)
         height, width = self.block or (1, part.shape[1])
@@ -97,7 +97,7 @@ class Fp8:
 
         return fill
 
-    def _scale(self, files: QuantisedWeights, name: str, part: Part) -> Tensor:
+    def _scale(self, files: QuantisedWeights, name: str, part: TensorPart) -> Tensor:
         """Scales [blocks of outputs, blocks of inputs]."""
         names = (f"{name}.weight_scale_inv", f"{name}.weight_scale")
         names = names if self.block else names[::-1]
@@ -107,7 +107,7 @@ class Fp8:
             return files.read_stored(stored, _stored(part, self.block), torch.float32)
         if shape is not None and shape.numel() == 1:
             return files.read_small(stored).float().view(1, 1).expand(part.shape[0], 1)
-        by_output = Part((part.whole[0], 1), 0, 0, part.whole[0])
+        by_output = TensorPart((part.whole[0], 1), 0, 0, part.whole[0])
         if part.dim == 0:
             by_output = replace(by_output, begin=part.begin, length=part.length)
         if shape is not None and len(shape) == 1:
@@ -143,13 +143,13 @@ class Int4:
     def module(self, name: str) -> str:
         return _matrix(name)
 
-    def units(self, part: Part) -> tuple[int, int]:
+    def units(self, part: TensorPart) -> tuple[int, int]:
         return _INTS, self._group(part)
 
-    def _group(self, part: Part) -> int:
+    def _group(self, part: TensorPart) -> int:
         return self.group_size if self.group_size > 0 else part.whole[1]
 
-    def read(self, files: QuantisedWeights, name: str, part: Part) -> Fill:
+    def read(self, files: QuantisedWeights, name: str, part: TensorPart) -> Fill:
         group, (out, width) = self._group(part), part.whole
         if out % _INTS or width % group or group % _INTS:
             raise ModelLoadError(
@@ -177,7 +177,7 @@ class Int4:
 
         return fill
 
-    def _zeros(self, files: QuantisedWeights, name: str, part: Part) -> Tensor | None:
+    def _zeros(self, files: QuantisedWeights, name: str, part: TensorPart) -> Tensor | None:
         stored = f"{name}.qzeros"
         if self.symmetric and files.shape_of(stored) is None:
             return None
@@ -347,11 +347,11 @@ class QuantisedWeights:
         self._device = device
         self._source = source
         self._format = stored_as
-        self._pending: list[tuple[Fill, Tensor, Part, Part]] = []
+        self._pending: list[tuple[Fill, Tensor, TensorPart, TensorPart]] = []
         """Fill functions with their target, the part that the target holds, and the part that was
         read."""
 
-    def read(self, name: str, part: Part, dtype: torch.dtype) -> Tensor:
+    def read(self, name: str, part: TensorPart, dtype: torch.dtype) -> Tensor:
         """See `WeightSource`; raises what `Checkpoint.find` raises."""
         module = self._format.module(name)
         if not module or not self._is_quantised(name, module, part):
@@ -362,7 +362,7 @@ class QuantisedWeights:
         self._pending.append((fill, target, part, covering))
         return target
 
-    def _is_quantised(self, name: str, module: str, part: Part) -> bool:
+    def _is_quantised(self, name: str, module: str, part: TensorPart) -> bool:
         if len(part.whole) == 1:
             return False
         stored_as = f"{module}{self._format.tensor}"
@@ -371,7 +371,7 @@ class QuantisedWeights:
             return self._checkpoint.stored(name) is None
         return stored_as != name or stored.dtype == "F8_E4M3"
 
-    def read_stored(self, name: str, part: Part, dtype: torch.dtype) -> Tensor:
+    def read_stored(self, name: str, part: TensorPart, dtype: torch.dtype) -> Tensor:
         """Reads a tensor as it is stored: see `read`."""
         return self._source.read(name, part, dtype)
 
@@ -402,21 +402,21 @@ class QuantisedWeights:
         return [name for name in unread if not name.split(" in ")[0].endswith(UNUSED)]
 
 
-def _covering(part: Part, unit: int) -> Part:
+def _covering(part: TensorPart, unit: int) -> TensorPart:
     """The smallest part in whole units that covers `part`."""
     begin = part.begin // unit * unit
     end = min(-(-(part.begin + part.length) // unit) * unit, part.whole[part.dim])
     return replace(part, begin=begin, length=max(0, end - begin))
 
 
-def _stored(part: Part, units: tuple[int, int], transposed: bool = False) -> Part:
+def _stored(part: TensorPart, units: tuple[int, int], transposed: bool = False) -> TensorPart:
     """Corresponding part of a tensor with one value for each unit of `units` outputs and inputs."""
     whole = tuple(-(-size // unit) for size, unit in zip(part.whole, units, strict=True))
     unit = units[part.dim]
     begin, length = part.begin // unit, -(-part.length // unit)
     if transposed:
-        return Part(whole[::-1], 1 - part.dim, begin, length)
-    return Part(whole, part.dim, begin, length)
+        return TensorPart(whole[::-1], 1 - part.dim, begin, length)
+    return TensorPart(whole, part.dim, begin, length)
 
 
 def _chunks(rows: int, unit: int) -> Iterator[slice]:

@@ -25,7 +25,7 @@ class Split(Enum):
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorPart:
     """Range [begin, begin + length) along dimension `dim` of a tensor of shape `whole`."""
 
     whole: Shape
@@ -45,14 +45,14 @@ class Shard:
     rank: int = 0
     size: int = 1
 
-    def part(self, whole: Shape, split: Split) -> Part:
+    def part(self, whole: Shape, split: Split) -> TensorPart:
         """The part of a tensor that this rank holds."""
         if split is Split.NONE:
-            return Part(whole, 0, 0, whole[0])
+            return TensorPart(whole, 0, 0, whole[0])
         return self.along(whole, 0 if split is Split.ROWS else 1)
 
-    def along(self, whole: Shape, dim: int) -> Part:
+    def along(self, whole: Shape, dim: int) -> TensorPart:
         """This rank's part of a tensor that is divided along `dim`."""
         size = -(-whole[dim] // self.size)
         begin = min(self.rank * size, whole[dim])
-        return Part(whole, dim, begin, min(size, whole[dim] - begin))
+        return TensorPart(whole, dim, begin, min(size, whole[dim] - begin))

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.model.load_progress import LoadProgress
-from sluice_runtime.model.shard import Part
+from sluice_runtime.model.shard import TensorPart
 from sluice_runtime.model.staging import Copies, Rows, StagingBuffer
 from sluice_runtime.model.weights import STORED_DTYPES, Checkpoint
 
@@ -90,7 +90,7 @@ class StreamedWeights:
         self._stack.close()
         self._progress.finished()
 
-    def read(self, name: str, part: Part, dtype: torch.dtype) -> Tensor:
+    def read(self, name: str, part: TensorPart, dtype: torch.dtype) -> Tensor:
         """See `model.weights.WeightSource`."""
         path, _ = self._checkpoint.find(name, part.whole, dtype)
         file = self._open(path)
@@ -139,7 +139,7 @@ class StreamedWeights:
         return self._files[path]
 
 
-def _blocks(file: _File, name: str, part: Part, block_bytes: int) -> Iterator[Rows]:
+def _blocks(file: _File, name: str, part: TensorPart, block_bytes: int) -> Iterator[Rows]:
     """Rows to read for a part, in its order, each time as many as a buffer holds. In the file the
     part is in runs of `run` values, one run in each `line` values."""
     entry = file.tensors[name]

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.model.files import lfs_pointer, read_json
-from sluice_runtime.model.shard import Part, Shape
+from sluice_runtime.model.shard import Shape, TensorPart
 
 STORED_DTYPES: Final[Mapping[str, torch.dtype]] = {
     "F64": torch.float64,
@@ -50,7 +50,7 @@ class StoredTensor:
 class WeightSource(Protocol):
     """Source of a model's tensors; each is read once."""
 
-    def read(self, name: str, part: Part, dtype: torch.dtype) -> Tensor:
+    def read(self, name: str, part: TensorPart, dtype: torch.dtype) -> Tensor:
         """Starts reading a part of a tensor to the source's device; its values are valid after
         `settle`."""
         ...
@@ -78,7 +78,7 @@ class RandomWeights:
         self._generator = torch.Generator().manual_seed(seed)
         self._device = device
 
-    def read(self, name: str, part: Part, dtype: torch.dtype) -> Tensor:
+    def read(self, name: str, part: TensorPart, dtype: torch.dtype) -> Tensor:
         """See `WeightSource`; depends on the seed and the order of the calls."""
         total = math.prod(part.whole)
         drawn = torch.randn(min(total, DRAWN), generator=self._generator) * 0.02
@@ -195,7 +195,7 @@ class MappedWeights:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
 
-    def read(self, name: str, part: Part, dtype: torch.dtype) -> Tensor:
+    def read(self, name: str, part: TensorPart, dtype: torch.dtype) -> Tensor:
         """See `WeightSource`; raises what `Checkpoint.find` raises."""
         path, file = self._checkpoint.find(name, part.whole, dtype)
         try:

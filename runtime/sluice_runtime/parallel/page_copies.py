@@ -26,7 +26,7 @@ from sluice_runtime.kv.host_blocks import (
     Move,
     PoolCopies,
     Range,
-    Share,
+    RankShare,
     pages_of,
 )
 from sluice_runtime.kv.pool import PagePool
@@ -76,7 +76,7 @@ class RankBlocks:
         self._memory = os.memfd_create("sluice-handover")
         os.ftruncate(self._memory, size_bytes)
         shared = SharedBlocks(f"/proc/{os.getpid()}/fd/{self._memory}", size_bytes)
-        self._part = _Part(pool, shared, Share(0, ranks))
+        self._part = _Part(pool, shared, RankShare(0, ranks))
         self._others = others
         self._lock = threading.Lock()
         """Lock around the sockets: one copy at a time."""
@@ -128,7 +128,7 @@ class RankBlocks:
 class _Part:
     """One rank's part of all pages in the blocks."""
 
-    def __init__(self, pool: PagePool, shared: SharedBlocks, share: Share) -> None:
+    def __init__(self, pool: PagePool, shared: SharedBlocks, share: RankShare) -> None:
         self.host = _mapped(shared)
         if pool.data.device.type == "cuda":
             _pin(self.host)
@@ -153,7 +153,7 @@ def copy_pages(pool: PagePool, requests: Socket, rank: int, ranks: int) -> None:
     decoder = msgspec.msgpack.Decoder(SharedBlocks | CopyPages)
     shared = decoder.decode(requests.recv())
     assert isinstance(shared, SharedBlocks), "copies begin with the memory"
-    part = _Part(pool, shared, Share(rank, ranks))
+    part = _Part(pool, shared, RankShare(rank, ranks))
     requests.send(b"")
     while isinstance(request := decoder.decode(requests.recv()), CopyPages):
         part.copy(request)

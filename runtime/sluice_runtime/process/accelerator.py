@@ -31,7 +31,7 @@ logger = logging.getLogger("sluice.engine")
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuDevice:
     """One device, or one part of a device that is divided (MIG)."""
 
     product: str | None
@@ -45,7 +45,7 @@ class UnreadableError(Exception):
 def find_accelerator(
     config: EngineConfig,
     root: Path = Path("/"),
-    nvidia: Callable[[], Sequence[Gpu]] | None = None,
+    nvidia: Callable[[], Sequence[GpuDevice]] | None = None,
 ) -> Accelerator:
     """The accelerator of an engine with this configuration. A product other than the requested one
     is only logged: the user can decide. `nvidia`: lists NVIDIA's GPUs.
@@ -73,7 +73,7 @@ def device_files(root: Path) -> list[str]:
     return sorted(f"/{path.relative_to(root)}" for path in paths)
 
 
-def nvml_gpus() -> list[Gpu]:
+def nvml_gpus() -> list[GpuDevice]:
     """NVIDIA's GPUs in this container; a divided GPU is listed as its parts.
 
     Raises:
@@ -96,13 +96,13 @@ def nvml_gpus() -> list[Gpu]:
         raise UnreadableError(f"NVIDIA's management library says: {error}") from None
 
 
-def amd_gpus(root: Path) -> list[Gpu]:
+def amd_gpus(root: Path) -> list[GpuDevice]:
     """AMD's GPUs whose device files are in this container."""
     names = [path.name for path in sorted(root.glob(AMD_FILES))]
     return [_amd_gpu(root / "sys/class/drm" / name / "device") for name in names]
 
 
-def _gpus(root: Path, nvidia: Callable[[], Sequence[Gpu]]) -> Sequence[Gpu]:
+def _gpus(root: Path, nvidia: Callable[[], Sequence[GpuDevice]]) -> Sequence[GpuDevice]:
     files = device_files(root)
     if any(root.glob(NVIDIA_FILES)):
         return nvidia()
@@ -111,7 +111,7 @@ def _gpus(root: Path, nvidia: Callable[[], Sequence[Gpu]]) -> Sequence[Gpu]:
     raise UnreadableError(f"there is none of {', '.join(f'/{name}' for name in DEVICE_FILES)}")
 
 
-def _described(wanted: Accelerator, used: Sequence[Gpu]) -> Accelerator:
+def _described(wanted: Accelerator, used: Sequence[GpuDevice]) -> Accelerator:
     """The devices that an engine computes on. If some are of another product than requested, theirs
     is the product's name."""
     others = [gpu for gpu in used if not _is_wanted(wanted, gpu)]
@@ -122,7 +122,7 @@ def _described(wanted: Accelerator, used: Sequence[Gpu]) -> Accelerator:
     return Accelerator(product=product, memory_mib=min(known) if known else None, count=len(used))
 
 
-def _is_wanted(wanted: Accelerator, gpu: Gpu) -> bool:
+def _is_wanted(wanted: Accelerator, gpu: GpuDevice) -> bool:
     if wanted.product is None or gpu.product is None:
         return True
     return same_product(wanted.product, gpu.product)
@@ -152,14 +152,14 @@ def _parts(nvml: Any, whole: Any) -> list[Any]:
     return parts
 
 
-def _nvml_gpu(nvml: Any, handle: Any) -> Gpu:
+def _nvml_gpu(nvml: Any, handle: Any) -> GpuDevice:
     name, memory = nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetMemoryInfo(handle)
-    return Gpu(name or None, memory.total >> 20)
+    return GpuDevice(name or None, memory.total >> 20)
 
 
-def _amd_gpu(device: Path) -> Gpu:
+def _amd_gpu(device: Path) -> GpuDevice:
     product, memory = _text(device / "product_name"), _text(device / "mem_info_vram_total")
-    return Gpu(product or None, int(memory) >> 20 if memory.isdigit() else None)
+    return GpuDevice(product or None, int(memory) >> 20 if memory.isdigit() else None)
 
 
 def _text(path: Path) -> str:

@@ -142,7 +142,7 @@ def _raw_fields(kind: type[RequestModel]) -> Any:
     return msgspec.defstruct("Fields", [(name, msgspec.Raw, msgspec.Raw()) for name in names])
 
 
-class Parsed(NamedTuple, Generic[RequestT]):
+class ParsedBody(NamedTuple, Generic[RequestT]):
     """A parsed request."""
 
     request: RequestT
@@ -150,7 +150,7 @@ class Parsed(NamedTuple, Generic[RequestT]):
     """Paths of unknown fields, and names of fields whose value was not used."""
 
 
-def parse_request(kind: type[RequestT], body: bytes, *, strict: bool) -> Parsed[RequestT]:
+def parse_request(kind: type[RequestT], body: bytes, *, strict: bool) -> ParsedBody[RequestT]:
     """Parses the body of a route that generates; `strict`: unknown fields are refused. Raises like
     `parse_body`."""
     fields, unused = _renamed(kind, _json_object(body)), list[str]()
@@ -159,7 +159,7 @@ def parse_request(kind: type[RequestT], body: bytes, *, strict: bool) -> Parsed[
         field, words = contradiction
         raise InvalidRequestError(f"{field}: {words}", field)
     ignored = dict.fromkeys([*_unknown_fields(fields, request), *unused])
-    return Parsed(request, list(ignored)[:MAX_IGNORED_FIELDS])
+    return ParsedBody(request, list(ignored)[:MAX_IGNORED_FIELDS])
 
 
 def _renamed(kind: type[RequestModel], fields: dict[str, Any]) -> dict[str, Any]:

@@ -66,7 +66,7 @@ ENGINE_HUNG: Final = EngineFailed(
 """The failure of an engine process that is silent but has not ended."""
 
 
-class Link(Protocol):
+class EngineConnection(Protocol):
     """The part of `transport.ApiLink` that is used."""
 
     def messages(self) -> AsyncIterator[ToApi]: ...
@@ -88,7 +88,7 @@ class EngineClient:
 
     def __init__(
         self,
-        link: Link,
+        link: EngineConnection,
         clock: Callable[[], float],
         observer: StepObserver,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,

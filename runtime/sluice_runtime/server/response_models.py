@@ -157,7 +157,7 @@ class CallDelta(ResponseModel):
     function: FunctionDelta
 
 
-class Message(ResponseModel):
+class ChatMessageModel(ResponseModel):
     """Message of the assistant."""
 
     role: Literal["assistant"]
@@ -177,7 +177,7 @@ class ChatChoice(ResponseModel):
     """One choice of a chat completion."""
 
     index: int
-    message: Message
+    message: ChatMessageModel
     logprobs: TokenLogprobs | None
     finish_reason: ChatReason
     prompt_logprobs: PromptLogprobs = []

@@ -91,7 +91,7 @@ class Envelope:
         }
 
 
-class Shape(Protocol):
+class ResponseShape(Protocol):
     """The format of one route's choices."""
 
     whole_object: str
@@ -257,7 +257,7 @@ class Writer(Protocol):
 class ChunkWriter:
     """Writes chunks that all have the same fields; remembers which choices have begun."""
 
-    shape: Shape
+    shape: ResponseShape
     envelope: Envelope
     usage: Usage
     options: StreamOptions | None
@@ -323,7 +323,9 @@ class ChunkWriter:
         return self.envelope.around(self.shape.whole_object, choices, usage=usage, **more)
 
 
-def chunk_writer(shape: Shape) -> Callable[[GenerationRequest, Envelope, Usage], ChunkWriter]:
+def chunk_writer(
+    shape: ResponseShape,
+) -> Callable[[GenerationRequest, Envelope, Usage], ChunkWriter]:
     """A function that makes the writer of one response in this shape."""
     return lambda request, envelope, usage: ChunkWriter(
         shape, envelope, usage, request.stream_options

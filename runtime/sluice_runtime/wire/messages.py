@@ -37,7 +37,7 @@ GrammarKind = Literal["json_schema", "regex", "ebnf", "lark"]
 for choices and tool calls."""
 
 
-class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class WireMessage(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """Base of everything that crosses the process border."""
 
 
@@ -105,13 +105,13 @@ class PrefillEngine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str = ""
 
 
-class ApiReady(Message, frozen=True):
+class ApiReady(WireMessage, frozen=True):
     """API → engine: the first message."""
 
     protocol_version: int
 
 
-class Generate(Message, frozen=True):
+class Generate(WireMessage, frozen=True):
     """API → engine: run this prompt. Exactly one terminal `TokenDelta` answers it."""
 
     request_id: str
@@ -175,29 +175,29 @@ class Generate(Message, frozen=True):
         return self.prompt_ids + self.generated_ids if self.generated_ids else self.prompt_ids
 
 
-class Abort(Message, frozen=True):
+class Abort(WireMessage, frozen=True):
     """API → engine: end the request (client disconnected, stop string). Unknown ids are ignored."""
 
     request_id: str
 
 
-class Credit(Message, frozen=True):
+class Credit(WireMessage, frozen=True):
     """API → engine: the client has read `tokens` more tokens of this request."""
 
     request_id: str
     tokens: int
 
 
-class FlushCache(Message, frozen=True):
+class FlushCache(WireMessage, frozen=True):
     """API → engine: forget the prefix cache; requests that start later reuse nothing computed so
     far."""
 
 
-class Drain(Message, frozen=True):
+class Drain(WireMessage, frozen=True):
     """API → engine: finish running and queued requests; refuse those that come after this."""
 
 
-class TakeRole(Message, frozen=True):
+class TakeRole(WireMessage, frozen=True):
     """API → engine: finish the work of the present role, prefill or decode, then take the other
     one. The engine replies `RoleTaken`."""
 
@@ -209,7 +209,7 @@ class TakeRole(Message, frozen=True):
     give up clients' requests; the API process aborts them."""
 
 
-class HandBack(Message, frozen=True):
+class HandBack(WireMessage, frozen=True):
     """API → engine: end requests that have not begun, because another engine has room for them. The
     engine replies `HandedBack`."""
 
@@ -319,7 +319,7 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host_cache: HostCacheLoad | None = None
 
 
-class StepResult(Message, frozen=True):
+class StepResult(WireMessage, frozen=True):
     """Engine → API: all results of one step, in one message."""
 
     step: int
@@ -336,13 +336,13 @@ class StepResult(Message, frozen=True):
     """Predicted duration of the step; 0 without a prediction."""
 
 
-class Heartbeat(Message, frozen=True):
+class Heartbeat(WireMessage, frozen=True):
     """Engine → API: the engine is alive; sent while it is idle."""
 
     load: Load
 
 
-class Loading(Message, frozen=True):
+class Loading(WireMessage, frozen=True):
     """Engine → API: progress, sent now and then while weights are read."""
 
     read_bytes: int
@@ -369,13 +369,13 @@ class Adapters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`adapters_digest` of the followed file; empty without a file."""
 
 
-class AdaptersChanged(Message, frozen=True):
+class AdaptersChanged(WireMessage, frozen=True):
     """Engine → API: the adapters that requests may name, or those that failed, have changed."""
 
     adapters: Adapters
 
 
-class EngineReady(Message, frozen=True):
+class EngineReady(WireMessage, frozen=True):
     """Engine → API: the model is loaded."""
 
     protocol_version: int
@@ -396,7 +396,7 @@ class EngineReady(Message, frozen=True):
     adapters: Adapters = Adapters()
 
 
-class RoleTaken(Message, frozen=True):
+class RoleTaken(WireMessage, frozen=True):
     """Engine → API: the engine has this role from now on."""
 
     role: Role
@@ -406,14 +406,14 @@ class RoleTaken(Message, frozen=True):
     """As in `EngineReady`."""
 
 
-class HandedBack(Message, frozen=True):
+class HandedBack(WireMessage, frozen=True):
     """Engine → API: how many requests of a `HandBack` were ended."""
 
     number: int
     requests: int
 
 
-class EngineFailed(Message, frozen=True):
+class EngineFailed(WireMessage, frozen=True):
     """Engine → API: the engine process is about to exit; ends every stream with an error."""
 
     reason: str

@@ -11,7 +11,7 @@ from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class SceneDevice:
     """A whole accelerator with the model on it."""
 
     flops: float = 788e12 * 0.65
@@ -30,7 +30,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class ScenePromise:
     """The promise of a request: both must hold."""
 
     ttft_seconds: float
@@ -54,10 +54,10 @@ class QueueTargets:
 class Constants:
     """Constants of one replay."""
 
-    device: Device = Device()
+    device: SceneDevice = SceneDevice()
     share: float = 1 / 8
     """Share of the device that one engine has."""
-    promise: Promise = Promise(ttft_seconds=2.0, itl_seconds=0.15)
+    promise: ScenePromise = ScenePromise(ttft_seconds=2.0, itl_seconds=0.15)
     targets: QueueTargets = QueueTargets()
     chunk_tokens: int = 2048
     """Maximum tokens of a step. With rows that decode, the promised ITL is the bound."""
@@ -98,7 +98,7 @@ class Constants:
 
 
 AZURE: Final = Constants()
-MOONCAKE: Final = replace(AZURE, share=1 / 2, promise=Promise(10.0, 0.15))
+MOONCAKE: Final = replace(AZURE, share=1 / 2, promise=ScenePromise(10.0, 0.15))
 """Constants for prompts that are ten times as long: 12,000 tokens on average, up to 123,000."""
 GOAL: Final = 0.99
 """Required share of the requests whose promise an idle engine could keep."""

@@ -24,7 +24,7 @@ UNJUDGED_STARTS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ComparisonRow:
     """A policy's best candidate and its outcome."""
 
     policy: str
@@ -69,7 +69,7 @@ Replayed = Callable[[str, int], None]
 
 def contest(
     scene: Scene, names: Sequence[str], jobs: int = 1, replayed: Replayed | None = None
-) -> tuple[Row, ...]:
+) -> tuple[ComparisonRow, ...]:
     """The best of each policy, in the order of `names`, found on `jobs` processes. `replayed` is
     called for up to `most_replays` of each; in other processes once for all."""
     ours = compete(scene, GOAL, OURS, replayed) if OURS in names else None
@@ -86,8 +86,8 @@ def contest(
 
 
 def _finished(
-    scene: Scene, tasks: dict[Future[Row], str], replayed: Replayed | None
-) -> Iterator[Row]:
+    scene: Scene, tasks: dict[Future[ComparisonRow], str], replayed: Replayed | None
+) -> Iterator[ComparisonRow]:
     for task in as_completed(tasks):
         yield task.result()
         if replayed:
@@ -100,7 +100,9 @@ def most_replays(scene: Scene, name: str) -> int:
     return sum(len(ladder).bit_length() for ladder in POLICIES[name](scene))
 
 
-def compete(scene: Scene, goal: float, name: str, replayed: Replayed | None = None) -> Row:
+def compete(
+    scene: Scene, goal: float, name: str, replayed: Replayed | None = None
+) -> ComparisonRow:
     """The best candidate of one policy's grid."""
     tried = []
     for ladder in POLICIES[name](scene):
@@ -114,7 +116,7 @@ def compete(scene: Scene, goal: float, name: str, replayed: Replayed | None = No
             replayed(name, left)
     best, result = min(tried, key=lambda pair: _rank(pair[1], goal))
     outcomes = [(candidate.label, found) for candidate, found in tried]
-    return Row(name, best, result, outcomes, result.attainment >= goal)
+    return ComparisonRow(name, best, result, outcomes, result.attainment >= goal)
 
 
 def play(scene: Scene, candidate: Candidate) -> Trail:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Final
 
-from sluice_simulator.autoscale.constants import Constants, Promise
+from sluice_simulator.autoscale.constants import Constants, ScenePromise
 from sluice_simulator.traces.request import Trace, TraceRequest, trace_of
 
 BURSTS: Final = ((0.2, 0.3), (0.55, 0.6), (0.8, 0.9))
@@ -120,5 +120,5 @@ def ramp(name: str, seed: int = 0) -> Trace:
 def ramp_constants(name: str, base: Constants) -> Constants:
     """An engine with the guide's peak rate of prefill, and the ramp's promise."""
     share = base.share * PEAK_PREFILL_TOKENS_PER_SECOND / base.peak_prefill_tokens_per_second
-    promise = Promise(RAMPS[name].ttft_seconds, base.promise.itl_seconds)
+    promise = ScenePromise(RAMPS[name].ttft_seconds, base.promise.itl_seconds)
     return replace(base, share=share, promise=promise)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from sluice_simulator.autoscale.constants import GOAL
 from sluice_simulator.autoscale.grids import Scene
-from sluice_simulator.autoscale.policy_comparison import OURS, Row
+from sluice_simulator.autoscale.policy_comparison import OURS, ComparisonRow
 
 HEAD = ("policy", "with", "attained", "hours", "ours/its", "TTFT p50", "p99", "peak", "changes")
 
@@ -26,7 +26,7 @@ def headline(scene: Scene) -> str:
     )
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[ComparisonRow]) -> str:
     """Aligned, one policy a line; hours are those of replicas."""
     ours = _hours_of_ours(rows)
     lines = [HEAD, *(_cells(row, ours) for row in rows)]
@@ -40,11 +40,11 @@ def table(rows: Sequence[Row]) -> str:
     )
 
 
-def _hours_of_ours(rows: Sequence[Row]) -> float | None:
+def _hours_of_ours(rows: Sequence[ComparisonRow]) -> float | None:
     return next((row.outcome.replica_hours for row in rows if row.policy == OURS), None)
 
 
-def _cells(row: Row, ours: float | None) -> tuple[str, ...]:
+def _cells(row: ComparisonRow, ours: float | None) -> tuple[str, ...]:
     result = row.outcome
     mark = "" if result.attainment >= GOAL else " ≈" if row.reached else " <"
     return (
@@ -60,7 +60,7 @@ def _cells(row: Row, ours: float | None) -> tuple[str, ...]:
     )
 
 
-def json_lines(scene: Scene, rows: Sequence[Row]) -> Iterator[str]:
+def json_lines(scene: Scene, rows: Sequence[ComparisonRow]) -> Iterator[str]:
     """One object a policy: every figure, and ours as a share of its replica-hours."""
     ours = _hours_of_ours(rows)
     for row in rows:

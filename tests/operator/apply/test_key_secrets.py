@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from sluice_contract.cluster import labels
-from sluice_operator.apply.applier import Applier, Outcome
+from sluice_operator.apply.applier import Applier, ApplyOutcome
 from sluice_operator.apply.key_secrets import MISSING_SECONDS
 from sluice_operator.apply.plan import KeySecret, Plan
 from sluice_operator.kube.client import ApiClient
@@ -94,7 +94,7 @@ async def test_each_secret_has_a_key_of_its_own(server: Secrets) -> None:
 async def test_one_that_is_there_stays_as_it_is(applier: Applier, server: Secrets) -> None:
     server.stored["chat-handover"] = {}
     outcome = await applier.carry_out(plan(), ())
-    assert outcome == Outcome()
+    assert outcome == ApplyOutcome()
     assert server.stored["chat-handover"] == {}
     assert [request.method for request in server.requests] == ["POST"]
 
@@ -124,7 +124,7 @@ async def test_one_that_pods_have_started_with_is_tried_once_others_stay_missing
     assert outcome.look_again_seconds == MISSING_SECONDS, "none was missing meanwhile"
     assert server.requests == []
     clock.elapsed_seconds += MISSING_SECONDS
-    assert await applier.carry_out(plan("d", is_used=True), ()) == Outcome()
+    assert await applier.carry_out(plan("d", is_used=True), ()) == ApplyOutcome()
     assert "chat-handover" in server.stored
 
 
@@ -177,7 +177,7 @@ async def test_one_that_may_be_lost_is_taken_over_where_it_is_ours_and_has_no_ow
 ) -> None:
     server.stored["chat-handover"], server.patched = {}, patched
     for _ in range(2):
-        assert await applier.carry_out(plan(is_lost=True), ()) == Outcome()
+        assert await applier.carry_out(plan(is_lost=True), ()) == ApplyOutcome()
     create, patch = server.requests
     assert (create.method, patch.method) == ("POST", "PATCH")
     assert patch.path == "/api/v1/namespaces/team/secrets/chat-handover"

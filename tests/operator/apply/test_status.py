@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from sluice_contract.cluster import labels
-from sluice_operator.apply.applier import Outcome
+from sluice_operator.apply.applier import ApplyOutcome
 from sluice_operator.apply.executor import Report, executor
 from sluice_operator.apply.status import COUNTS_SECONDS
 from sluice_operator.kube.client import ApiClient
@@ -38,10 +38,10 @@ class Pools:
         return Response(200, self.live[name])
 
     async def report(
-        self, status: dict[str, Any], name: str = "chat", outcome: Outcome | None = None
+        self, status: dict[str, Any], name: str = "chat", outcome: ApplyOutcome | None = None
     ) -> float | None:
         live, report = self.live[name], Report(status, (), ())
-        return await self._writes.report(live, outcome or Outcome(), report)
+        return await self._writes.report(live, outcome or ApplyOutcome(), report)
 
 
 def _pool(name: str) -> dict[str, Any]:
@@ -173,7 +173,7 @@ async def test_what_is_asked_of_a_pool_and_what_it_has_does_not_wait(
 
 async def test_counts_do_not_wait_beside_a_refusal_that_is_tried_again_later(pools: Pools) -> None:
     await pools.report(_status(3))
-    refused = Outcome(again=ApiError("PATCH", 403, "Forbidden", "no"))
+    refused = ApplyOutcome(again=ApiError("PATCH", 403, "Forbidden", "no"))
     with pytest.raises(ApiError):
         await pools.report(_status(4), outcome=refused)
     assert len(pools.written) == 2

@@ -10,7 +10,7 @@ import pytest
 from sluice_autoscaler.decision import Decision, PoolDecision
 from sluice_autoscaler.history import Tick
 from sluice_autoscaler.sample import PoolSample, Sample
-from sluice_autoscaler.settings import PoolLimits, Settings
+from sluice_autoscaler.settings import PoolLimits, ScalingSettings
 from sluice_contract.cluster.labels import Role
 from sluice_operator.autoscale import journals as journals_module
 from sluice_operator.autoscale.journals import (
@@ -29,7 +29,7 @@ from tests.operator.autoscale.world import KEY, World, load, row, scaled_service
 from tests.operator.examples import service
 from tests.operator.virtual_time import FakeClock
 
-SETTINGS = Settings({Role.MIXED: PoolLimits(0, 9)})
+SETTINGS = ScalingSettings({Role.MIXED: PoolLimits(0, 9)})
 
 
 @dataclass

@@ -10,7 +10,7 @@ import pytest
 from sluice_autoscaler.decision import Decision, Move, PoolDecision
 from sluice_contract.cluster.labels import Role
 from sluice_operator.autoscale.carry_out import PoolScaler, Victims
-from sluice_operator.autoscale.events import Outcome
+from sluice_operator.autoscale.events import ScalingOutcome
 from sluice_operator.autoscale.mover import MOVED_REASON, Mover
 from sluice_operator.kube.client import ApiClient
 from sluice_operator.scaled import DELETION_COST, MOVED, PoolPods, ScaledService, move_to
@@ -63,7 +63,7 @@ class Plane:
             move = None
         return Decision({PREFILL: shrinks, DECODE: grows}, "Test", "", move=move)
 
-    async def tick(self) -> Outcome:
+    async def tick(self) -> ScalingOutcome:
         """Of a new operator process: it remembers nothing."""
         client = ApiClient(self.api, lambda verb, plural: None)
         mover = Mover(client, WaitingClock(self.clock, self.after))

@@ -13,7 +13,7 @@ from sluice_contract.cluster.labels import Role
 from sluice_contract.wire.load import ServiceLoad
 from sluice_operator.api.conditions import Check
 from sluice_operator.apply.plan import Event
-from sluice_operator.autoscale.events import Outcome, Written, is_news
+from sluice_operator.autoscale.events import ScalingOutcome, Written, is_news
 from sluice_operator.autoscale.tick import TICK_SECONDS
 from sluice_operator.kube.errors import UnavailableError
 from sluice_operator.scaled import MoveInProgress, PoolPods, ScaledService, Scaling
@@ -110,7 +110,7 @@ async def test_engines_that_move_count_for_the_pool_that_they_move_to() -> None:
 
 async def test_steps_of_a_move_are_told_instead_of_numbers() -> None:
     world = World(scaled_service(2, roles=BOTH, least=2))
-    world.comes = Outcome(events=(Event("Normal", "EngineMoved", "Engine a moves"),))
+    world.comes = ScalingOutcome(events=(Event("Normal", "EngineMoved", "Engine a moves"),))
     await world.tick()
     assert world.events == ["EngineMoved: Engine a moves"]
 

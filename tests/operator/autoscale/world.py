@@ -8,11 +8,11 @@ from typing import Any
 
 from sluice_autoscaler.decision import Decision
 from sluice_autoscaler.history import Tick
-from sluice_autoscaler.settings import PoolLimits, Settings
+from sluice_autoscaler.settings import PoolLimits, ScalingSettings
 from sluice_contract.cluster.labels import Role
 from sluice_contract.wire.load import EngineLoad, LoadReport, ServiceLoad
 from sluice_operator.apply.plan import Event
-from sluice_operator.autoscale.events import Outcome, Written
+from sluice_operator.autoscale.events import ScalingOutcome, Written
 from sluice_operator.autoscale.inventory import ScalingInventory
 from sluice_operator.autoscale.tick import ScalingTick
 from sluice_operator.informer.keys import Key
@@ -65,7 +65,7 @@ def scaled_service(
     pools = {role: ScaledPool(f"chat-{role}", f"uid-{role}", replicas, 1, "CPU") for role in roles}
     limits = dict.fromkeys(pools, PoolLimits(least, 9, 1))
     return ScaledService(
-        service(), Settings(**{"pools": limits} | settings), pools, ("10.0.0.1", "10.0.0.2")
+        service(), ScalingSettings(**{"pools": limits} | settings), pools, ("10.0.0.1", "10.0.0.2")
     )
 
 
@@ -80,7 +80,7 @@ class World:
     scaled: ScaledService
     loads: tuple[ServiceLoad, ...] = ()
     fails: RequestError | None = None
-    comes: Outcome | None = None
+    comes: ScalingOutcome | None = None
     """Of every decision, whatever it is."""
     writes: list[tuple[Role, int]] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
@@ -120,7 +120,7 @@ class World:
             self.clock.elapsed_seconds += seconds
         return seconds
 
-    def add(self, key: Key, live: Manifest, settings: Settings, tick: Tick) -> None:
+    def add(self, key: Key, live: Manifest, settings: ScalingSettings, tick: Tick) -> None:
         """As the journal does."""
         self.noted.append(tick)
 
@@ -139,17 +139,17 @@ class World:
 
     async def _carry_out(
         self, scaled: ScaledService, pods: Mapping[Role, PoolPods], decision: Decision
-    ) -> Outcome:
+    ) -> ScalingOutcome:
         if self.comes is not None:
             return self.comes
         if self.fails is not None and decision.changes:
-            return Outcome(failed=self.fails)
+            return ScalingOutcome(failed=self.fails)
         written = []
         for change in decision.changes:
             self.generation += 1
             written.append(Written(change.role, change.desired, self.generation))
             self.writes.append((change.role, change.desired))
-        return Outcome(tuple(written))
+        return ScalingOutcome(tuple(written))
 
     async def _record(self, live: Manifest, events: Iterable[Event]) -> None:
         self.events += [f"{event.reason}: {event.message}" for event in events]

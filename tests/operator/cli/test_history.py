@@ -14,7 +14,7 @@ from sluice_autoscaler.decision import Decision, PoolDecision
 from sluice_autoscaler.history import Tick
 from sluice_autoscaler.journal import Journal
 from sluice_autoscaler.sample import EngineSample, PoolSample, Sample
-from sluice_autoscaler.settings import PoolLimits, Settings
+from sluice_autoscaler.settings import PoolLimits, ScalingSettings
 from sluice_contract.cluster.labels import Role
 from sluice_contract.wire.load import EngineFigures
 from sluice_operator.autoscale.journals import journal_manifest
@@ -27,7 +27,7 @@ SERVICE = {
     "kind": "InferenceService",
     "metadata": {"name": "chat", "namespace": "shop", "uid": "1"},
 }
-SETTINGS = Settings({Role.MIXED: PoolLimits(1, 8)})
+SETTINGS = ScalingSettings({Role.MIXED: PoolLimits(1, 8)})
 
 
 def journal() -> Journal:

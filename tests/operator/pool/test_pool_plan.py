@@ -20,7 +20,7 @@ from sluice_operator.manifests.metadata import (
     with_applied_fields,
 )
 from sluice_operator.pool.observe import PoolObserved
-from sluice_operator.pool.plan import PoolPlan, plan_pool
+from sluice_operator.pool.plan import PoolChildren, plan_pool
 
 from tests.operator.examples import (
     FULL_SPEC,
@@ -358,7 +358,7 @@ def test_a_paused_service_stops_its_pools() -> None:
 
 
 def test_a_pool_whose_service_is_gone_is_left_to_the_garbage_collector() -> None:
-    assert plan_pool(PoolObserved(pool(), None)) == PoolPlan()
+    assert plan_pool(PoolObserved(pool(), None)) == PoolChildren()
 
 
 def test_a_pool_that_nobody_owns_is_refused() -> None:

@@ -11,7 +11,7 @@ from sluice_contract.config.engine import EngineConfig
 from sluice_operator.cli.rollout.undo import undone
 from sluice_operator.kube.kinds import CONFIG_MAP, Manifest
 from sluice_operator.manifests.engine import revision_of
-from sluice_operator.pool.plan import PoolPlan, plan_pool
+from sluice_operator.pool.plan import PoolChildren, plan_pool
 from sluice_operator.service.names import child_names
 from sluice_operator.service.plan import ServicePlan, plan_service
 from sluice_operator.service.report.status import service_status
@@ -39,7 +39,7 @@ def spec_with(*adapters: Manifest, uri: str = "pvc://models/qwen3", **model: Any
     return {"model": {"uri": uri, "adapters": list(adapters), **model}}
 
 
-def plans(spec: Manifest) -> tuple[ServicePlan, PoolPlan]:
+def plans(spec: Manifest) -> tuple[ServicePlan, PoolChildren]:
     plan = service_plan(spec)
     assert plan.refusal is None, plan.refusal
     return plan, plan_pool(pool_observed(live(plan.pools[0].manifest)))

@@ -26,7 +26,7 @@ from sluice_runtime.model.families.registry import family_of, spec_from
 from sluice_runtime.model.files import resolve
 from sluice_runtime.model.layer_tensors import Placement, Reader
 from sluice_runtime.model.load import build_decoder
-from sluice_runtime.model.shard import Part
+from sluice_runtime.model.shard import TensorPart
 from sluice_runtime.model.spec import ModelSpec
 from sluice_runtime.parallel.group import SOLO
 from sluice_runtime.scheduler.batch import (
@@ -52,7 +52,7 @@ ROWS = 6
 class WeightsWithoutContent:
     """See `model.weights.WeightSource`."""
 
-    def read(self, name: str, part: Part, dtype: torch.dtype) -> Tensor:
+    def read(self, name: str, part: TensorPart, dtype: torch.dtype) -> Tensor:
         return torch.empty(part.shape, dtype=dtype, device=GPU)
 
     def settle(self) -> None: ...

@@ -16,7 +16,7 @@ from sluice_runtime.handover.connection import ConnectionLimits
 from sluice_runtime.handover.decode_client import DecodeClient
 from sluice_runtime.handover.framing import FrameReader, frame
 from sluice_runtime.handover.hello import DecodeIdentity, PrefillIdentity
-from sluice_runtime.handover.messages import Bootstrap, Message, ToDecode, ToPrefill
+from sluice_runtime.handover.messages import Bootstrap, HandoverMessage, ToDecode, ToPrefill
 from sluice_runtime.handover.ports import DecodeEvent, PeerMemory, PrefillEvent
 from sluice_runtime.handover.prefill_link import ClientSettings
 from sluice_runtime.handover.prefill_server import BootstrapSettings, PrefillServer
@@ -129,7 +129,7 @@ class RawPeer:
         self._frames = FrameReader(1 << 30)
         self._payloads: list[bytes] = []
 
-    def send(self, message: Message) -> None:
+    def send(self, message: HandoverMessage) -> None:
         self.socket.sendall(frame(message))
 
     def read(self) -> ToPrefill | ToDecode:

@@ -25,7 +25,7 @@ from sluice_runtime.handover.messages import (
     Bootstrap,
     Cancel,
     Chunk,
-    Message,
+    HandoverMessage,
     Received,
     ToDecode,
     ToPrefill,
@@ -116,7 +116,7 @@ class Wire:
 
     def __init__(self, staged: bool = False) -> None:
         self.meddle: Meddle = lambda message: [message]
-        self.said: list[Message] = []
+        self.said: list[HandoverMessage] = []
         self._to_prefill: deque[PrefillEvent] = deque()
         self._to_decode: deque[DecodeEvent] = deque()
         self.rooms: set[int] = set()

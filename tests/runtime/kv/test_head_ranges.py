@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 import torch
 from sluice_runtime.handover.transfer.registered import memory_at
-from sluice_runtime.kv.host_blocks import HeadRange, PoolCopies, Share, head_ranges
+from sluice_runtime.kv.host_blocks import HeadRange, PoolCopies, RankShare, head_ranges
 from sluice_runtime.kv.pool import KvShape, PagePool
 from torch import Tensor
 
@@ -76,8 +76,8 @@ def test_each_byte_arrives_once_and_is_sent_back_as_it_came(
     pools = pools_of(heads, ranks)
     for rank, pool in enumerate(pools):
         pool.data.fill_(-1)
-        PoolCopies(pool, host, Share(rank, ranks)).copy_heads(places, parts, to_pool=True)
-        PoolCopies(pool, back, Share(rank, ranks)).copy_heads(places, parts, to_pool=False)
+        PoolCopies(pool, host, RankShare(rank, ranks)).copy_heads(places, parts, to_pool=True)
+        PoolCopies(pool, back, RankShare(rank, ranks)).copy_heads(places, parts, to_pool=False)
     whole = torch.cat([pool.data for pool in pools], dim=4)
     assert torch.equal(whole[[4, 0, 2]], pages[[0, 1, 2]])
     assert bool((whole[[1, 3, 5]] == -1).all()), "pages that nobody named"
@@ -87,7 +87,7 @@ def test_each_byte_arrives_once_and_is_sent_back_as_it_came(
 def test_a_page_outside_of_the_pool_is_not_written() -> None:
     (pool,) = pools_of(2, 1)
     host = torch.zeros(2 * pool.page_bytes, dtype=torch.uint8)
-    copies = PoolCopies(pool, host, Share(0, 1))
+    copies = PoolCopies(pool, host, RankShare(0, 1))
     for page in (-1, PAGES):
         with pytest.raises(AssertionError, match="outside"):
             copies.copy_heads([(0, page)], 2, to_pool=True)

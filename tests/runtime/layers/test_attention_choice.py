@@ -9,12 +9,12 @@ from sluice_contract.config.engine import AttentionBackend
 from sluice_runtime.errors import InvalidConfigError
 from sluice_runtime.layers.attention_choice import (
     FlashinferState,
-    Gpu,
+    GpuKind,
     Situation,
     choose_attention,
 )
 
-H200, V100, T4 = (Gpu("NVIDIA", capability) for capability in ((9, 0), (7, 0), (7, 5)))
+H200, V100, T4 = (GpuKind("NVIDIA", capability) for capability in ((9, 0), (7, 0), (7, 5)))
 KERNELS: dict[str, Any] = {"native_isa": "amx", "native_dtypes": ("float32", "bfloat16")}
 SLOWER = "several times slower"
 
@@ -63,7 +63,7 @@ CHOICES: dict[str, tuple[Situation, str, str]] = {
         f"plain torch on sm_90, {SLOWER}: sliding windows are not implemented with flashinfer",
     ),
     "AMD": (
-        Situation("bfloat16", 128, Gpu("AMD", (9, 4))),
+        Situation("bfloat16", 128, GpuKind("AMD", (9, 4))),
         "torch",
         "plain torch on AMD (nobody has run this engine on GPUs of AMD), "
         f"{SLOWER}: it computes on NVIDIA's GPUs",
@@ -122,7 +122,7 @@ COMPILES = "modules were not built ahead: nvcc compiles them, minutes each"
     ],
 )  # fmt: skip
 def test_prompts_are_computed_by_what_is_built_or_asked_for(
-    gpu: Gpu, state: FlashinferState, wanted: AttentionBackend, prefill: str, remarks: str
+    gpu: GpuKind, state: FlashinferState, wanted: AttentionBackend, prefill: str, remarks: str
 ) -> None:
     choice = choose_attention(Situation("bfloat16", 128, gpu, flashinfer=state), wanted)
     assert choice.prefill == prefill
@@ -133,7 +133,7 @@ def test_prompts_are_computed_by_what_is_built_or_asked_for(
 @pytest.mark.parametrize(
     ("gpu", "obstacle"), [(H200, "fa3 (not built ahead)"), (T4, "FA3 has no kernels for sm_75")]
 )
-def test_fa3_is_refused_where_it_cannot_be_had(gpu: Gpu, obstacle: str) -> None:
+def test_fa3_is_refused_where_it_cannot_be_had(gpu: GpuKind, obstacle: str) -> None:
     with pytest.raises(InvalidConfigError) as caught:
         choose_attention(Situation("bfloat16", 128, gpu, flashinfer=WITHOUT_FA3), "flashinfer-fa3")
     assert str(caught.value) == (

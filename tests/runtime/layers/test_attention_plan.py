@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sluice_runtime.layers.attention import TokenLayout
 from sluice_runtime.layers.attention_plan import (
     AttentionPlan,
-    Part,
+    PlanPart,
     PrefillKernels,
     padded,
     page_indices,
@@ -27,7 +27,7 @@ EXTEND = st.tuples(st.integers(1, 40), st.integers(0, 90)).map(lambda row: (row[
 DECODE = st.integers(1, 90).map(lambda context: (1, context))
 
 
-def covered(where: TokenLayout, part: Part, page_size: int) -> list[tuple[list[int], int, int]]:
+def covered(where: TokenLayout, part: PlanPart, page_size: int) -> list[tuple[list[int], int, int]]:
     """By row of the part, as the wrappers read a plan: its pages, tokens and queries."""
     plan, indices = part.plan, page_indices(where, part, page_size).tolist()
     rows = []

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from sluice_runtime.errors import ModelLoadError
-from sluice_runtime.layers.adapters import AdapterBank, Place, SlotShape
+from sluice_runtime.layers.adapters import AdapterBank, MatrixPlace, SlotShape
 from sluice_runtime.model.adapters import (
     adapter_folder,
     adapter_key,
@@ -99,7 +99,7 @@ def test_a_tensor_that_the_model_has_no_place_for(
 
 def test_ranks_have_parts_that_make_the_whole(tmp_path: Path) -> None:
     folder = written(tmp_path, {})
-    query, output = Place(0, "query"), Place(0, "output")
+    query, output = MatrixPlace(0, "query"), MatrixPlace(0, "output")
     whole = read_adapter(folder, bank_of(), Shard()).pairs
     parts = [read_adapter(folder, bank_of(2), Shard(rank, 2)).pairs for rank in range(2)]
     assert torch.equal(torch.cat([part[query].b for part in parts]), whole[query].b)

@@ -19,7 +19,7 @@ from sluice_runtime.model.files import DUMMIES
 from sluice_runtime.model.layer_tensors import WHOLE_ON_CPU, Reader
 from sluice_runtime.model.load import build_decoder, check_division
 from sluice_runtime.model.load_progress import LoadProgress
-from sluice_runtime.model.shard import Part, Shard, Split
+from sluice_runtime.model.shard import Shard, Split, TensorPart
 from sluice_runtime.model.staging import Wait
 from sluice_runtime.model.streamed_weights import StreamedWeights
 from sluice_runtime.model.weights import (
@@ -182,7 +182,7 @@ class Recorded(RandomWeights):
         super().__init__(3, torch.device("cpu"))
         self.tensors: dict[str, Tensor] = {}
 
-    def read(self, name: str, part: Part, dtype: torch.dtype) -> Tensor:
+    def read(self, name: str, part: TensorPart, dtype: torch.dtype) -> Tensor:
         own = super().read(name, part, dtype)
         whole = self.tensors.setdefault(name, own.new_zeros(part.whole))
         whole.narrow(part.dim, part.begin, part.length).copy_(own)

@@ -19,7 +19,7 @@ from sluice_runtime.server.tools.formats import (
     QWEN3_CODER,
     ToolFormat,
 )
-from sluice_runtime.server.tools.source import Reading, Source
+from sluice_runtime.server.tools.source import CallSource, Reading
 
 SCHEMAS = {
     "f": {
@@ -29,7 +29,7 @@ SCHEMAS = {
 }
 
 
-class CountingSource(Source):
+class CountingSource(CallSource):
     """Counts the characters that its steps look at or copy."""
 
     characters: ClassVar[int] = 0

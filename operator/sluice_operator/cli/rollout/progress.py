@@ -17,7 +17,7 @@ from sluice_operator.kube.kinds import Manifest
 BAR_CELLS: Final = 32
 
 
-class Progress(NamedTuple):
+class RolloutProgress(NamedTuple):
     """How far the present spec has been carried out."""
 
     state: Literal["Done", "Waiting", "Stopped"]
@@ -30,20 +30,20 @@ class Progress(NamedTuple):
         return f"{self.state}: {self.reason}: {self.message}"
 
 
-def progress_of(service: Manifest) -> Progress:
+def progress_of(service: Manifest) -> RolloutProgress:
     """Progress of an InferenceService towards its spec, as its status reports it."""
     status, generation = service.get("status") or {}, service["metadata"].get("generation", 0)
     updated = find(status, UPDATED)
     if updated is None or status.get("observedGeneration") != generation:
         text = f"generation {generation} of the spec has not been looked at yet."
-        return Progress("Waiting", "NotObserved", text)
+        return RolloutProgress("Waiting", "NotObserved", text)
     if updated["status"] == "True":
-        return Progress("Done", updated["reason"], updated["message"])
+        return RolloutProgress("Done", updated["reason"], updated["message"])
     for kind in (STALLED, PROGRESSING):
         condition = find(status, kind) or {}
         if _has_stopped(kind, condition):
-            return Progress("Stopped", condition["reason"], condition["message"])
-    return Progress("Waiting", updated["reason"], updated["message"])
+            return RolloutProgress("Stopped", condition["reason"], condition["message"])
+    return RolloutProgress("Waiting", updated["reason"], updated["message"])
 
 
 def _has_stopped(kind: str, condition: Manifest) -> bool:

@@ -21,7 +21,7 @@ from rich.live import Live
 
 from sluice_operator.cli.rollout.session import MissingServiceError
 from sluice_operator.cli.top.picture import Look, fitted, picture
-from sluice_operator.cli.top.snapshot import Reader, Snapshot
+from sluice_operator.cli.top.snapshot import ClusterReader, Snapshot
 from sluice_operator.kube.connection import Connection
 from sluice_operator.kube.errors import OperatorError
 
@@ -68,7 +68,7 @@ async def _run(options: argparse.Namespace, console: Console) -> int:
         if not options.all_namespaces:
             place = options.namespace or await connection.namespace()
         where = f"namespace {place}" if place else "all namespaces"
-        reader = Reader(connection, lambda: datetime.now(UTC), place, options.name)
+        reader = ClusterReader(connection, lambda: datetime.now(UTC), place, options.name)
         first = await reader.snapshot()
         if options.once or not console.is_terminal or console.is_dumb_terminal:
             console.print(picture(first, where, Look(console.width)))
@@ -77,7 +77,7 @@ async def _run(options: argparse.Namespace, console: Console) -> int:
 
 
 async def _follow(
-    reader: Reader, snapshot: Snapshot, where: str, console: Console, every_seconds: float
+    reader: ClusterReader, snapshot: Snapshot, where: str, console: Console, every_seconds: float
 ) -> int:
     """Draws until a signal ends it; the terminal then is as it was before."""
     ended_by = _cancelled_by_signals()
@@ -93,7 +93,7 @@ async def _follow(
         return 128 + ended_by[0]
 
 
-async def _next(reader: Reader, last: Snapshot) -> Snapshot:
+async def _next(reader: ClusterReader, last: Snapshot) -> Snapshot:
     """The cluster now. While the API server refuses or does not answer: the last snapshot, with a
     note."""
     try:

@@ -54,7 +54,7 @@ class Snapshot:
     """Notes about what could not be read, and the right that it takes."""
 
 
-class Reader:
+class ClusterReader:
     """Reads services of one namespace, or of all where `namespace` is None, or the one called
     `name`."""
 

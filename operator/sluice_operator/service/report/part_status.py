@@ -17,7 +17,7 @@ from sluice_operator.api.status import PoolSummary
 from sluice_operator.conditions import reasons
 from sluice_operator.conditions.conditions import answering, find
 from sluice_operator.conditions.deployments import (
-    Progress,
+    DeploymentProgress,
     given_up,
     progress,
     refused_for_long,
@@ -41,7 +41,7 @@ UNWRITTEN: Final = frozenset({MISSING, reasons.APPLYING})
 """Reasons of parts that serve nobody because they were not written."""
 
 
-class Part(NamedTuple):
+class StatusPart(NamedTuple):
     """The state of one part of a service."""
 
     ready: Check
@@ -77,7 +77,7 @@ def serves(checks: Iterable[Check], obstacle: Check | None) -> Check:
     return asleep or Check("True", reasons.SERVING, text)
 
 
-def up_to_date(parts: Iterable[Part]) -> Check:
+def up_to_date(parts: Iterable[StatusPart]) -> Check:
     """Whether every part is what the spec asks for. A part that does not serve is reported
     first."""
     checks = [part.updated for part in sorted(parts, key=lambda part: part.ready.is_true)]
@@ -123,10 +123,10 @@ def engines_text(pools: Mapping[Role, Manifest]) -> str:
     return " ".join(f"{role.value[0].upper()} {pool['summary']}" for role, pool in pools.items())
 
 
-def pool_part(role: str, live: Manifest | None, desired: int, updated: Check) -> Part:
+def pool_part(role: str, live: Manifest | None, desired: int, updated: Check) -> StatusPart:
     """The state of a pool with `desired` engines."""
     ready = engines_ready(live)
-    return Part(answering(ready, desired, f"engines of pool {role}", updated), updated)
+    return StatusPart(answering(ready, desired, f"engines of pool {role}", updated), updated)
 
 
 def pool_updated(role: str, live: Manifest | None, waiting: Check) -> Check:
@@ -163,7 +163,7 @@ def router_part(
     pods: Iterable[Manifest],
     waiting: Check,
     now: datetime,
-) -> Part:
+) -> StatusPart:
     """The state of the routers. `waiting`: the check while the Deployment is not the desired
     one."""
     router_pods = tuple(pods)
@@ -172,12 +172,12 @@ def router_part(
     ready = answering(*_ready_and_desired(desired, router_pods), "routers", updated)
     troubled = not updated.is_true and updated.reason not in reasons.HEALTHY
     hopeless = given_up(reached, router_pods, now) or refused_for_long(reached, router_pods, now)
-    return Part(ready, updated, troubled and hopeless)
+    return StatusPart(ready, updated, troubled and hopeless)
 
 
 def _router_updated(
     desired: Manifest,
-    reached: Progress,
+    reached: DeploymentProgress,
     pods: tuple[Manifest, ...],
     waiting: Check,
     now: datetime,

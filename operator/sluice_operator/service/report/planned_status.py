@@ -50,7 +50,7 @@ from sluice_operator.service.report.accelerator_verified import (
 from sluice_operator.service.report.part_status import (
     APPLYING,
     MISSING,
-    Part,
+    StatusPart,
     adapters_loaded,
     current_pool,
     engines_text,
@@ -238,7 +238,7 @@ def _served(children: Children, plan: ServicePlan) -> Iterator[Manifest]:
 
 def _parts(
     children: Children, routers: tuple[Manifest, ...], plan: ServicePlan, now: datetime
-) -> dict[str, Part]:
+) -> dict[str, StatusPart]:
     """How the parts are doing, by the condition that says so."""
     assert plan.router is not None
     waiting = waiting_check(plan)
@@ -253,7 +253,7 @@ def _parts(
 
 def _pool(
     children: Children, pool: PlannedPool, waiting: Check, inherited: tuple[str, ...]
-) -> Part:
+) -> StatusPart:
     live = live_child(children, ENGINE_POOL, pool.manifest)
     updated = pool_updated(pool.role, current_pool(children, pool), waiting)
     if updated.reason == UNSCHEDULABLE and inherited:

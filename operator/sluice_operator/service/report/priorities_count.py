@@ -8,7 +8,7 @@ from __future__ import annotations
 from sluice_contract.config.engine import READS_PRIORITY
 
 from sluice_operator.api.conditions import Check
-from sluice_operator.api.router import Tenant
+from sluice_operator.api.router import TenantSpec
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.service.plan import ServicePlan
 
@@ -33,10 +33,10 @@ def priorities_check(plan: ServicePlan) -> Check | None:
     return Check("False", "PolicyIgnoresThem", text)
 
 
-def _tenants(spec: InferenceServiceSpec) -> list[Tenant]:
+def _tenants(spec: InferenceServiceSpec) -> list[TenantSpec]:
     auth = spec.router.auth if spec.router else None
     return (auth.tenants or []) if auth else []
 
 
-def _has_priority(tenant: Tenant) -> bool:
+def _has_priority(tenant: TenantSpec) -> bool:
     return bool(tenant.default_priority or tenant.max_priority is not None)

@@ -14,7 +14,7 @@ from sluice_operator.conditions.conditions import settled
 from sluice_operator.conditions.waits import not_leaving, with_remedy
 from sluice_operator.service.observe import Children, ServiceObserved
 from sluice_operator.service.plan import ServicePlan
-from sluice_operator.service.report.part_status import Part, current_pool, is_reported, lifted
+from sluice_operator.service.report.part_status import StatusPart, current_pool, is_reported, lifted
 from sluice_operator.service.rollout.gpu_budget import WAITS_FOR_BUDGET
 from sluice_operator.service.rollout.in_place import HALTED, IN_PLACE
 from sluice_operator.service.rollout.lent_gpus import INTERRUPTS
@@ -55,7 +55,7 @@ def halted_check(children: Children, plan: ServicePlan, stalled: Check) -> Check
 
 
 def stalled_check(
-    children: Children, plan: ServicePlan, router: Part, updated: Check
+    children: Children, plan: ServicePlan, router: StatusPart, updated: Check
 ) -> Check | None:
     """Why a person is needed."""
     if plan.refusal is not None or updated.reason in reasons.STALLING:

@@ -12,7 +12,7 @@ import json
 from dataclasses import replace
 from typing import Final
 
-from sluice_autoscaler.settings import PoolLimits, Settings
+from sluice_autoscaler.settings import PoolLimits, ScalingSettings
 from sluice_contract.cluster.labels import FIELD_MANAGER, Role
 
 from sluice_operator.accelerators.find import find_accelerator
@@ -83,11 +83,11 @@ def _former_spec(children: Children, former: Former) -> InferenceServiceSpec | N
     return revisions_of(children).spec_with(roles)
 
 
-def scaling_settings(spec: InferenceServiceSpec) -> Settings:
+def scaling_settings(spec: InferenceServiceSpec) -> ScalingSettings:
     """Scaling settings of the spec; `pools` has those with limits."""
     scaling, slo = spec.autoscaling or AutoscalingSpec(), spec.slo or Slo()
     target = scaling.target or AutoscalingTarget()
-    return Settings(
+    return ScalingSettings(
         pools={role: limits for role in spec.roles if (limits := _limits(spec, role))},
         gpu_budget=scaling.gpu_budget,
         queue_seconds=_seconds(target.queue_milliseconds),

@@ -32,7 +32,7 @@ MAX_OTHERS: Final = 3
 
 
 @dataclass(frozen=True)
-class History:
+class RevisionHistory:
     """Revisions to write, and revisions to keep."""
 
     decided: Manifest | None
@@ -49,7 +49,7 @@ def plan_history(
     present: Revision,
     stable: Mapping[Role, str],
     written: Manifest | None,
-) -> History:
+) -> RevisionHistory:
     """The history once `present` is carried out. `stable`: the engines that are complete now or
     were last; `written`: the present spec, where `present` is its revision."""
     live = next((revision for revision in there.all if revision.name == present.name), None)
@@ -73,7 +73,7 @@ def plan_history(
     )
     if written is not None:
         after = replace(after, spec=_other(present, written))
-    return History(
+    return RevisionHistory(
         decided=None if is_there else replace(present, state=before).to_manifest(top),
         record=replace(present, state=after).to_manifest(top),
         kept=frozenset(

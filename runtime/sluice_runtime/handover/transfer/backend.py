@@ -15,7 +15,7 @@ MAX_DESCRIPTORS: Final = 1024
 """Most pieces of a read under way at once; Mooncake fails with 4,096."""
 
 
-class Piece(NamedTuple):
+class MemoryPiece(NamedTuple):
     """A range of the peer's memory, and its destination in ours."""
 
     remote_address: int
@@ -95,7 +95,7 @@ class TransferBackend(Protocol):
         """
         ...
 
-    def read(self, session: str, pieces: Sequence[Piece], timeout_seconds: float) -> None:
+    def read(self, session: str, pieces: Sequence[MemoryPiece], timeout_seconds: float) -> None:
         """Reads `pieces`; returns when every byte is in our memory. Releases the GIL while it
         waits.
 
@@ -104,7 +104,7 @@ class TransferBackend(Protocol):
         """
         ...
 
-    def interrupt(self, pieces: Sequence[Piece]) -> None:
+    def interrupt(self, pieces: Sequence[MemoryPiece]) -> None:
         """Ends a read early, if the backend can, because its result is no longer needed. The read
         may be just over."""
         ...
@@ -114,11 +114,11 @@ class TransferBackend(Protocol):
         ...
 
 
-def total_bytes(pieces: Sequence[Piece]) -> int:
+def total_bytes(pieces: Sequence[MemoryPiece]) -> int:
     return sum(piece.length_bytes for piece in pieces)
 
 
-def describe(backend: str, pieces: Sequence[Piece]) -> str:
+def describe(backend: str, pieces: Sequence[MemoryPiece]) -> str:
     """Description of a read for messages; has no addresses, since clients see it."""
     count = f"{len(pieces)} piece" + ("s" if len(pieces) != 1 else "")
     return f"{backend}: reading {total_bytes(pieces)} bytes in {count}"

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Protocol
 
 from sluice_runtime.handover.transfer.backend import (
-    Piece,
+    MemoryPiece,
     TransferBackend,
     TransferError,
     total_bytes,
@@ -80,7 +80,7 @@ class StagedLanding:
         self._blocks = Blocks(range(memory.counts.shared))
         self._pool_address = pool_address
         self._checksum_of = checksum_of
-        self._reading: dict[int, tuple[Piece, ...]] = {}
+        self._reading: dict[int, tuple[MemoryPiece, ...]] = {}
         """Pieces that the backend reads for a job, by the job's identity."""
 
     def read(self, job: ReadJob) -> None:
@@ -103,11 +103,11 @@ class StagedLanding:
             self._backend.interrupt(pieces)
 
     def _read_part(
-        self, job: ReadJob, part: Sequence[Piece], block: int, deadline_seconds: float
+        self, job: ReadJob, part: Sequence[MemoryPiece], block: int, deadline_seconds: float
     ) -> None:
-        address, landing = self._memory.address_of(block), list[Piece]()
+        address, landing = self._memory.address_of(block), list[MemoryPiece]()
         for piece in part:
-            landing.append(Piece(piece.remote_address, address, piece.length_bytes))
+            landing.append(MemoryPiece(piece.remote_address, address, piece.length_bytes))
             address += piece.length_bytes
         self._reading[id(job)] = tuple(landing)
         try:

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable, Sequence
 
 from sluice_runtime.handover.transfer.backend import (
+    MemoryPiece,
     NotRegisteredError,
     PeerUnreachableError,
-    Piece,
     describe,
 )
 from sluice_runtime.handover.transfer.registered import RegisteredMemory
@@ -57,7 +57,7 @@ class MemoryBackend:
     def register(self, address: int, length_bytes: int) -> None:
         self._memory.add(address, length_bytes)
 
-    def read(self, session: str, pieces: Sequence[Piece], timeout_seconds: float) -> None:
+    def read(self, session: str, pieces: Sequence[MemoryPiece], timeout_seconds: float) -> None:
         """Copies at once; `timeout_seconds` is ignored."""
         if self._before_read is not None:
             self._before_read()
@@ -70,7 +70,7 @@ class MemoryBackend:
         except NotRegisteredError as error:
             raise NotRegisteredError(f"{what}: {error}") from error
 
-    def interrupt(self, pieces: Sequence[Piece]) -> None:
+    def interrupt(self, pieces: Sequence[MemoryPiece]) -> None:
         """Does nothing: a copy ends by itself."""
 
     def close(self) -> None:

@@ -17,12 +17,12 @@ from typing import Final
 
 from sluice_runtime.errors import StartupError
 from sluice_runtime.handover.transfer.backend import (
-    Piece,
+    MemoryPiece,
     TransferError,
     TransferTimeoutError,
     describe,
 )
-from sluice_runtime.handover.transfer.mooncake_batch import Outcome, read_pieces
+from sluice_runtime.handover.transfer.mooncake_batch import BatchOutcome, read_pieces
 from sluice_runtime.handover.transfer.mooncake_engine import MooncakeEngine, start_engine
 from sluice_runtime.handover.transfer.mooncake_gate import GatedEngine
 from sluice_runtime.handover.transfer.mooncake_peers import MooncakePeers
@@ -72,7 +72,7 @@ class MooncakeBackend:
                 engine.register(address, length_bytes)
             self._memory.add(address, length_bytes)
 
-    def read(self, session: str, pieces: Sequence[Piece], timeout_seconds: float) -> None:
+    def read(self, session: str, pieces: Sequence[MemoryPiece], timeout_seconds: float) -> None:
         """Reads `pieces`. May exceed `timeout_seconds` by the time that the pieces take to end."""
         if not pieces:
             return
@@ -82,14 +82,14 @@ class MooncakeBackend:
             for piece in pieces:
                 self._memory.view(piece.local_address, piece.length_bytes)
             outcome = self._read(self._not_stuck(), session, pieces, deadline)
-            if outcome == Outcome("Failed") and self._peers[0].stuck:
+            if outcome == BatchOutcome("Failed") and self._peers[0].stuck:
                 outcome = self._read(self._not_stuck(), session, pieces, deadline)
         except TransferError as error:
             raise type(error)(f"{what}: {error}") from error
         if outcome.end != "Done":
             raise _error(what, outcome, timeout_seconds)
 
-    def interrupt(self, pieces: Sequence[Piece]) -> None:
+    def interrupt(self, pieces: Sequence[MemoryPiece]) -> None:
         """Does nothing: Mooncake cannot end a read early, and until its end the read may write."""
 
     def close(self) -> None:
@@ -103,8 +103,8 @@ class MooncakeBackend:
                 peers.close()
 
     def _read(
-        self, peers: MooncakePeers, session: str, pieces: Sequence[Piece], deadline: float
-    ) -> Outcome:
+        self, peers: MooncakePeers, session: str, pieces: Sequence[MemoryPiece], deadline: float
+    ) -> BatchOutcome:
         seconds = max(0.0, deadline - time.monotonic())
         engine = peers.engine_for(session, pieces[0].remote_address, seconds)
         outcome = read_pieces(engine, session.partition("#")[0], pieces, deadline)
@@ -137,7 +137,7 @@ class MooncakeBackend:
             return engine
 
 
-def _error(what: str, outcome: Outcome, timeout_seconds: float) -> TransferError:
+def _error(what: str, outcome: BatchOutcome, timeout_seconds: float) -> TransferError:
     lands = outcome.unsettled > 0
     rest = f"; {outcome.unsettled} pieces may still land" if lands else ""
     if outcome.end == "Late":

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from sluice_runtime.handover.transfer.backend import Piece
+from sluice_runtime.handover.transfer.backend import MemoryPiece
 from sluice_runtime.handover.transfer.mooncake_engine import LANES, PROGRESS_SECONDS
 from sluice_runtime.handover.transfer.mooncake_gate import GatedEngine
 
@@ -30,7 +30,7 @@ FAILED: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class BatchOutcome:
     """How a read ended, and how many of its pieces have not ended."""
 
     end: Literal["Done", "Failed", "Late"]
@@ -38,18 +38,18 @@ class Outcome:
 
 
 def read_pieces(
-    engine: GatedEngine, peer: str, pieces: Sequence[Piece], deadline_seconds: float
-) -> Outcome:
+    engine: GatedEngine, peer: str, pieces: Sequence[MemoryPiece], deadline_seconds: float
+) -> BatchOutcome:
     """Reads `pieces` until the first failure, or until `deadline_seconds` on the monotonic
     clock."""
     batches: deque[int] = deque()
     end = _read(engine, peer, pieces, deadline_seconds, batches)
     if end == "Done":
-        return Outcome("Done")
+        return BatchOutcome("Done")
     settled_by = time.monotonic() + SETTLE_SECONDS
     while batches and _ended(engine, batches[0], settled_by):
         batches.popleft()
-    return Outcome(end, len(batches))
+    return BatchOutcome(end, len(batches))
 
 
 def any_done(engine: GatedEngine, batches: Sequence[int]) -> bool:
@@ -62,7 +62,7 @@ def any_done(engine: GatedEngine, batches: Sequence[int]) -> bool:
 def _read(
     engine: GatedEngine,
     peer: str,
-    pieces: Sequence[Piece],
+    pieces: Sequence[MemoryPiece],
     deadline_seconds: float,
     batches: deque[int],
 ) -> Literal["Done", "Failed", "Late"]:

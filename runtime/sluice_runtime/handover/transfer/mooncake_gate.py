@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from sluice_runtime.handover.transfer.backend import NotRegisteredError, Piece
+from sluice_runtime.handover.transfer.backend import MemoryPiece, NotRegisteredError
 from sluice_runtime.handover.transfer.mooncake_engine import LANES, MooncakeEngine
 
 STUCK_SECONDS: Final = 1.0
@@ -52,7 +52,7 @@ class GatedEngine:
         with self._alone():
             return self._submit(peer, self._byte(remote_address))
 
-    def submit(self, peer: str, piece: Piece) -> int:
+    def submit(self, peer: str, piece: MemoryPiece) -> int:
         """Submits a read; returns the number of its batch, 0 if it was refused or the engine is
         stuck."""
         with self._changed:
@@ -109,9 +109,9 @@ class GatedEngine:
                 self._opening_since = None
                 self._changed.notify_all()
 
-    def _submit(self, peer: str, piece: Piece) -> int:
+    def _submit(self, peer: str, piece: MemoryPiece) -> int:
         remote, local, length = piece
         return self._native.batch_transfer_async_read(peer, [local], [remote], [length])
 
-    def _byte(self, remote_address: int) -> Piece:
-        return Piece(remote_address, ctypes.addressof(self._scratch), 1)
+    def _byte(self, remote_address: int) -> MemoryPiece:
+        return MemoryPiece(remote_address, ctypes.addressof(self._scratch), 1)

@@ -20,9 +20,9 @@ from typing import Final
 
 from sluice_runtime.handover.transfer.backend import (
     MAX_DESCRIPTORS,
+    MemoryPiece,
     NotRegisteredError,
     OtherEpochError,
-    Piece,
     TransferError,
     TransferTimeoutError,
     describe,
@@ -76,7 +76,7 @@ class NixlBackend:
         self._agent.register(address, length_bytes)
         self._memory.add(address, length_bytes)
 
-    def read(self, session: str, pieces: Sequence[Piece], timeout_seconds: float) -> None:
+    def read(self, session: str, pieces: Sequence[MemoryPiece], timeout_seconds: float) -> None:
         if not pieces:
             return
         what = describe(self.name, pieces)
@@ -102,14 +102,14 @@ class NixlBackend:
             says = f"{what}: {error}"
             raise type(error)(says, may_still_land=error.may_still_land) from error
 
-    def interrupt(self, pieces: Sequence[Piece]) -> None:
+    def interrupt(self, pieces: Sequence[MemoryPiece]) -> None:
         """Does nothing: NIXL cannot end a read before its timeout, and until then the read may
         write."""
 
     def close(self) -> None:
         self._agent.close()
 
-    def _read(self, peer: _Peer, pieces: Sequence[Piece], deadline_seconds: float) -> None:
+    def _read(self, peer: _Peer, pieces: Sequence[MemoryPiece], deadline_seconds: float) -> None:
         """Reads `pieces`. Raises TimeoutError if the read is not done at `deadline_seconds`."""
         handle = self._agent.start_read(peer.name, pieces)
         pause_seconds = FIRST_PAUSE_SECONDS

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from sluice_runtime.errors import StartupError
 from sluice_runtime.handover.transfer.backend import (
+    MemoryPiece,
     NotRegisteredError,
     PeerUnreachableError,
-    Piece,
     TransferError,
 )
 
@@ -83,7 +83,7 @@ class NixlAgent:
         with self._translated():
             self._agent.invalidateRemoteMD(peer)
 
-    def start_read(self, peer: str, pieces: Sequence[Piece]) -> int:
+    def start_read(self, peer: str, pieces: Sequence[MemoryPiece]) -> int:
         """Starts a read; returns a handle, which must be released.
 
         Raises:

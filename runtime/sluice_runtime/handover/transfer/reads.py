@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sluice_runtime.handover.transfer.backend import Piece, TransferError
+from sluice_runtime.handover.transfer.backend import MemoryPiece, TransferError
 
 
 class ChecksumMismatchError(TransferError):
@@ -49,7 +49,7 @@ class ReadJob:
 
     room: int
     session: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[MemoryPiece, ...]
     expected_checksum: int | None
     timeout_seconds: float
     """Seconds that the read may take, from its start in a thread."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import xxhash
 
-from sluice_runtime.handover.transfer.backend import Piece, total_bytes
+from sluice_runtime.handover.transfer.backend import MemoryPiece, total_bytes
 from sluice_runtime.handover.transfer.reads import StagingLostError
 from sluice_runtime.handover.transfer.registered import checksum, memory_at
 
@@ -84,7 +84,7 @@ class DeviceChecksum:
         if self._in_place and parts is None:
             return checksum(ranges, room)
         memory, digest = self._memory, xxhash.xxh3_64(seed=room)
-        pieces = [Piece(0, address, length) for address, length in ranges]
+        pieces = [MemoryPiece(0, address, length) for address, length in ranges]
         block = self._blocks.take()
         try:
             for part in in_blocks(pieces, memory.block_bytes):
@@ -95,14 +95,14 @@ class DeviceChecksum:
         return digest.intdigest()
 
 
-def in_blocks(pieces: Sequence[Piece], block_bytes: int) -> Iterator[list[Piece]]:
+def in_blocks(pieces: Sequence[MemoryPiece], block_bytes: int) -> Iterator[list[MemoryPiece]]:
     """Groups of pieces of at most `block_bytes` each, in order; long pieces are divided."""
-    part, room_bytes = list[Piece](), block_bytes
+    part, room_bytes = list[MemoryPiece](), block_bytes
     for remote, local, length in pieces:
         done = 0
         while done < length:
             step = min(room_bytes, length - done)
-            part.append(Piece(remote + done, local + done, step))
+            part.append(MemoryPiece(remote + done, local + done, step))
             done += step
             room_bytes -= step
             if not room_bytes:
@@ -112,6 +112,6 @@ def in_blocks(pieces: Sequence[Piece], block_bytes: int) -> Iterator[list[Piece]
         yield part
 
 
-def pool_ranges(pieces: Sequence[Piece], pool_address: int) -> list[tuple[int, int]]:
+def pool_ranges(pieces: Sequence[MemoryPiece], pool_address: int) -> list[tuple[int, int]]:
     """(first byte in the pool, length) of pieces of our pages."""
     return [(local - pool_address, length) for _, local, length in pieces]

@@ -19,10 +19,10 @@ from typing import Final
 
 from sluice_runtime.handover.transfer.backend import (
     MAX_DESCRIPTORS,
+    MemoryPiece,
     NotRegisteredError,
     OtherEpochError,
     PeerUnreachableError,
-    Piece,
     TransferError,
     TransferTimeoutError,
     describe,
@@ -31,7 +31,7 @@ from sluice_runtime.handover.transfer.registered import RegisteredMemory
 from sluice_runtime.handover.transfer.tcp_server import TcpServer
 from sluice_runtime.handover.transfer.tcp_wire import (
     TOKEN_BYTES,
-    Status,
+    ReplyStatus,
     pack_request,
     receive,
     receive_into,
@@ -69,7 +69,7 @@ class TcpBackend:
     def register(self, address: int, length_bytes: int) -> None:
         self._memory.add(address, length_bytes)
 
-    def read(self, session: str, pieces: Sequence[Piece], timeout_seconds: float) -> None:
+    def read(self, session: str, pieces: Sequence[MemoryPiece], timeout_seconds: float) -> None:
         what = describe(self.name, pieces)
         deadline = time.monotonic() + timeout_seconds
         try:
@@ -92,7 +92,7 @@ class TcpBackend:
             if pieces:
                 self._reading.pop(pieces[0].local_address, None)
 
-    def interrupt(self, pieces: Sequence[Piece]) -> None:
+    def interrupt(self, pieces: Sequence[MemoryPiece]) -> None:
         if pieces and (connection := self._reading.get(pieces[0].local_address)):
             with suppress(OSError):  # it was closed meanwhile
                 connection.shutdown(socket.SHUT_RDWR)
@@ -193,11 +193,11 @@ def token_of(session: str) -> bytes:
 
 
 def _check(status: int) -> None:
-    if status == Status.OTHER_EPOCH:
+    if status == ReplyStatus.OTHER_EPOCH:
         raise OtherEpochError("another process has this address now")
-    if status == Status.NOT_REGISTERED:
+    if status == ReplyStatus.NOT_REGISTERED:
         raise NotRegisteredError("the peer has not registered all of these addresses")
-    if status != Status.OK:
+    if status != ReplyStatus.OK:
         raise TransferError(f"the peer answered with status {status}")
 
 

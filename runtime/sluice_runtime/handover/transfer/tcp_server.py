@@ -23,7 +23,7 @@ from sluice_runtime.handover.transfer.tcp_wire import (
     HEADER,
     RANGE,
     MalformedError,
-    Status,
+    ReplyStatus,
     receive,
     send,
     unpack_header,
@@ -112,21 +112,21 @@ class TcpServer:
             token, count = unpack_header(header, MAX_DESCRIPTORS)
             ranges = unpack_ranges(receive(connection, count * RANGE.size, deadline))
             if not hmac.compare_digest(token, self._token):
-                return _refuse(connection, Status.OTHER_EPOCH)
+                return _refuse(connection, ReplyStatus.OTHER_EPOCH)
             views = [self._memory.view(*each) for each in ranges]
         except MalformedError as error:
             logger.warning("malformed request: %s", error)
-            return _refuse(connection, Status.MALFORMED)
+            return _refuse(connection, ReplyStatus.MALFORMED)
         except NotRegisteredError as error:
             logger.warning("refused a read: %s", error)
-            return _refuse(connection, Status.NOT_REGISTERED)
-        send(connection, memoryview(bytes([Status.OK])), STALL_SECONDS)
+            return _refuse(connection, ReplyStatus.NOT_REGISTERED)
+        send(connection, memoryview(bytes([ReplyStatus.OK])), STALL_SECONDS)
         for view in views:
             send(connection, view, STALL_SECONDS)
         return True
 
 
-def _refuse(connection: socket.socket, status: Status) -> bool:
+def _refuse(connection: socket.socket, status: ReplyStatus) -> bool:
     send(connection, memoryview(bytes([status])), STALL_SECONDS)
     return False
 

@@ -24,7 +24,7 @@ Range = tuple[int, int]
 """(address, length in bytes)."""
 
 
-class Status(IntEnum):
+class ReplyStatus(IntEnum):
     """First byte of a reply. The connection is used again only after OK."""
 
     OK = 0

@@ -18,7 +18,7 @@ from sluice_runtime.layers.stack import LayerWeights
 from sluice_runtime.model.config_json import Config, object_of, refused, whole_number
 from sluice_runtime.model.families.family import Family, NormNames
 from sluice_runtime.model.layer_tensors import Reader
-from sluice_runtime.model.shard import Part
+from sluice_runtime.model.shard import TensorPart
 from sluice_runtime.model.spec import LAYER_KINDS, ModelSpec
 from sluice_runtime.model.weights import Checkpoint, WeightSource
 
@@ -111,7 +111,7 @@ class _TextPart:
     source: WeightSource
     prefix: str
 
-    def read(self, name: str, part: Part, dtype: torch.dtype) -> Tensor:
+    def read(self, name: str, part: TensorPart, dtype: torch.dtype) -> Tensor:
         """See `WeightSource`."""
         stored = f"{self.prefix}{name.removeprefix('model.')}"
         if not name.startswith("model."):

@@ -183,7 +183,7 @@ class MessageTurn(RequestModel):
         return SeenTurn(self.role, unseen)
 
 
-class CustomTool(CachedBlock):
+class MessagesTool(CachedBlock):
     """A function that the model may call, and the client runs."""
 
     type: Literal["custom"] | None = None
@@ -199,7 +199,7 @@ class CustomTool(CachedBlock):
     input_examples: Any = None
 
 
-class HostedTool(CachedBlock):
+class MessagesHostedTool(CachedBlock):
     """A tool that Anthropic runs, or whose schema only its models know: skipped."""
 
     type: str
@@ -207,7 +207,8 @@ class HostedTool(CachedBlock):
 
 
 Tool = Annotated[
-    Annotated[CustomTool, Tag("of the client")] | Annotated[HostedTool, Tag("of the server")],
+    Annotated[MessagesTool, Tag("of the client")]
+    | Annotated[MessagesHostedTool, Tag("of the server")],
     Discriminator(
         lambda tool: "of the client" if type_of(tool) in (None, "custom") else "of the server"
     ),
@@ -293,9 +294,9 @@ class PromptFields(AnsweredRequest, SamplingFields, UnusedMessagesFields, Constr
         return chosen and len(self.tools or ()) > len(self.hosted_tools)
 
     @property
-    def hosted_tools(self) -> list[HostedTool]:
+    def hosted_tools(self) -> list[MessagesHostedTool]:
         """Hosted tools in the request; they are skipped."""
-        return [tool for tool in self.tools or () if isinstance(tool, HostedTool)]
+        return [tool for tool in self.tools or () if isinstance(tool, MessagesHostedTool)]
 
     @property
     def skipped(self) -> list[str]:

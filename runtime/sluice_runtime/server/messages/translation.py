@@ -19,8 +19,8 @@ from sluice_runtime.server.content import GAP, Unseen
 from sluice_runtime.server.fields import SamplingFields
 from sluice_runtime.server.messages.request import (
     Block,
-    CustomTool,
     MessagesRequest,
+    MessagesTool,
     MessageText,
     MessageTurn,
     PromptFields,
@@ -124,7 +124,7 @@ def _tools(tools: Sequence[object], choice: ToolChoice | None) -> dict[str, Any]
             "strict": tool.strict,
         }
         for tool in tools
-        if isinstance(tool, CustomTool)
+        if isinstance(tool, MessagesTool)
     ]
     chat: dict[str, Any] = {}
     if functions:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sluice_runtime.server.tools.source import Reading, Source
+from sluice_runtime.server.tools.source import CallSource, Reading
 
 
 class SeparatedText(NamedTuple):
@@ -24,7 +24,7 @@ class ReasoningParser:
     or needs no marker for it."""
 
     def __init__(self, begin: str, end: str, *, begun: bool) -> None:
-        self._source = Source()
+        self._source = CallSource()
         self._pushed = 0
         """Characters."""
         self._border: float | None = None

@@ -53,7 +53,7 @@ class FunctionTool(Function, OfTypeFunction):
     """A function."""
 
 
-class ToolFormat(RequestModel):
+class CustomToolFormat(RequestModel):
     """`format` of a custom tool: shown to the model, and not enforced."""
 
     type: Literal["text", "grammar"]
@@ -67,7 +67,7 @@ class CustomTool(RequestModel):
     type: Literal["custom"]
     name: FunctionName
     description: str | None = None
-    format: ToolFormat | None = None
+    format: CustomToolFormat | None = None
 
     @property
     def function(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, Protocol
 
-from sluice_runtime.server.tools.source import Source
+from sluice_runtime.server.tools.source import CallSource
 
 MAX_NAME_CHARACTERS: Final = 128
 """Longest name of a function; a longer name is taken for text."""
@@ -104,10 +104,10 @@ def whole_calls(parts: Iterable[CallPart]) -> tuple[CallPart, ...]:
     )
 
 
-class Reader(Protocol):
+class CallReader(Protocol):
     """Reads a source to its end and reports what it finds to `calls`."""
 
-    def __call__(self, source: Source, calls: Calls) -> Generator[None, None, None]: ...
+    def __call__(self, source: CallSource, calls: Calls) -> Generator[None, None, None]: ...
 
 
 class CallParser:
@@ -117,7 +117,7 @@ class CallParser:
 
     def __init__(
         self,
-        read: Reader,
+        read: CallReader,
         schemas: Mapping[str, Any],
         draw_id: Callable[[], str],
         *,
@@ -125,7 +125,7 @@ class CallParser:
         max_calls: int | None = None,
     ) -> None:
         self._max_calls = max_calls
-        self._source = Source()
+        self._source = CallSource()
         self._collected = Calls(schemas, draw_id)
         self._reading = read(self._source, self._collected)
         self._calls_only = calls_only

@@ -21,7 +21,7 @@ from sluice_runtime.server.tools.call_grammars import (
     JsonTag,
     NamedTag,
 )
-from sluice_runtime.server.tools.calls import Reader
+from sluice_runtime.server.tools.calls import CallReader
 from sluice_runtime.server.tools.xml_grammar import (
     LeaveOut,
     XmlTag,
@@ -52,7 +52,7 @@ class ToolFormat:
     name: ToolCallFormat
     families: str
     """Model families that use it."""
-    read: Reader
+    read: CallReader
     grammar: CallGrammar
     """Builds grammars for it."""
     known_by: Callable[[str], bool]

@@ -9,14 +9,14 @@ from sluice_runtime.server.fields import json_within
 from sluice_runtime.server.tools.calls import MAX_NAME_CHARACTERS, Calls
 from sluice_runtime.server.tools.json_strings import QUOTES
 from sluice_runtime.server.tools.json_text import JsonReader
-from sluice_runtime.server.tools.source import Reading, Source
+from sluice_runtime.server.tools.source import CallSource, Reading
 
 _ARGUMENTS: Final = ("arguments", "parameters")
 _NOTHING: Final = ("null", "None")
 
 
 def read_call(
-    source: Source,
+    source: CallSource,
     calls: Calls,
     marks: tuple[str, ...],
     names: Collection[str] | None = None,
@@ -55,7 +55,7 @@ def read_call(
 
 
 def _skip_other(
-    source: Source, key: str, marks: tuple[str, ...], *, in_text: bool
+    source: CallSource, key: str, marks: tuple[str, ...], *, in_text: bool
 ) -> Reading[bool]:
     """Reads the value of a key other than a call's name and arguments; returns whether a call may
     have it. In free text that is only OpenAI's `type`, "function"."""
@@ -66,7 +66,7 @@ def _skip_other(
 
 
 def read_arguments(
-    source: Source, calls: Calls, name: str, marks: tuple[str, ...]
+    source: CallSource, calls: Calls, name: str, marks: tuple[str, ...]
 ) -> Reading[bool]:
     """Reads the arguments that come next and reports a call with this name; returns whether the
     arguments were an object, a string with one, or null."""
@@ -84,7 +84,7 @@ def read_arguments(
     return bool(text)
 
 
-def _early_arguments(source: Source, marks: tuple[str, ...]) -> Reading[str]:
+def _early_arguments(source: CallSource, marks: tuple[str, ...]) -> Reading[str]:
     """Reads arguments that may come before the call's name and returns them as the text of an
     object; "" if they are not an object or incomplete."""
     quote = yield from _take_loose_quote(source)
@@ -104,7 +104,7 @@ def _early_arguments(source: Source, marks: tuple[str, ...]) -> Reading[str]:
     return object_of(json_within("".join(parts)))
 
 
-def _take_loose_quote(source: Source) -> Reading[str]:
+def _take_loose_quote(source: CallSource) -> Reading[str]:
     """Reads and returns a quotation mark before an object whose own quotation marks are not
     escaped, as some models write; else returns "" and reads nothing."""
     quote = yield from source.peek()
@@ -134,7 +134,7 @@ def object_of(text: str, *, cut: bool = False) -> str:
 def whole_json(text: str, *, cut: bool = False) -> str:
     """A text that is JSON in some spelling, as valid JSON; "" if it is not, or if more text
     follows."""
-    source = Source()
+    source = CallSource()
     source.add(text)
     source.ended, source.cut = True, cut
     parts: list[str] = []
@@ -145,7 +145,7 @@ def whole_json(text: str, *, cut: bool = False) -> str:
     raise AssertionError("it waits for no more text")
 
 
-def _key(source: Source) -> Reading[str | None]:
+def _key(source: CallSource) -> Reading[str | None]:
     """Reads the next key of an object and the colon after it; None if there is none."""
     yield from source.skip_space()
     key = yield from _string(source)
@@ -156,7 +156,7 @@ def _key(source: Source) -> Reading[str | None]:
     return key
 
 
-def _string(source: Source) -> Reading[str | None]:
+def _string(source: CallSource) -> Reading[str | None]:
     """Reads a string; None if no complete string comes next, or one that is too long for a name."""
     quote = yield from source.peek()
     if not quote or quote not in QUOTES:

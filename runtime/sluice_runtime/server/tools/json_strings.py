@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from enum import Enum
 from typing import Final
 
-from sluice_runtime.server.tools.source import Lookahead, Reading, Source, any_of
+from sluice_runtime.server.tools.source import CallSource, Lookahead, Reading, any_of
 
 QUOTES: Final = "\"'"
 _LOOKAHEAD: Final = 256
@@ -66,7 +66,7 @@ class StringReader:
 
     def __init__(
         self,
-        source: Source,
+        source: CallSource,
         sink: Callable[[str], object],
         marks: tuple[str, ...],
         names: Collection[str],

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from sluice_runtime.server.tools.json_strings import QUOTES, Place, StringReader
-from sluice_runtime.server.tools.source import Reading, Source
+from sluice_runtime.server.tools.source import CallSource, Reading
 
 MAX_DEPTH: Final = 100
 """Deeper values become null, since many parsers refuse them."""
@@ -43,7 +43,7 @@ class JsonReader:
 
     def __init__(
         self,
-        source: Source,
+        source: CallSource,
         sink: Callable[[str], object],
         marks: tuple[str, ...] = (),
         names: Collection[str] = (),
@@ -206,12 +206,12 @@ def _json_of(word: str) -> str:
     return sign + (whole or "0") + (part if len(part) > 1 else "") + exponent
 
 
-def _skip_nested(source: Source) -> Reading[None]:
+def _skip_nested(source: CallSource) -> Reading[None]:
     """Skips an object or a list, including nested ones."""
     yield from pass_nested(source, lambda part: None)
 
 
-def pass_nested(source: Source, sink: Callable[[str], object]) -> Reading[None]:
+def pass_nested(source: CallSource, sink: Callable[[str], object]) -> Reading[None]:
     """Passes on an object or a list unchanged, to its end or the end of the text."""
     depth, quoted = 0, False
     while (yield from source.peek()):
@@ -232,7 +232,7 @@ def pass_nested(source: Source, sink: Callable[[str], object]) -> Reading[None]:
                 return
 
 
-def skip_leftover(source: Source, marks: Sequence[str], separators: str) -> Reading[bool]:
+def skip_leftover(source: CallSource, marks: Sequence[str], separators: str) -> Reading[bool]:
     """Skips the rest of an object that seemed to have ended but had not: the apparent end was
     inside a string with unescaped quotation marks. Moves the source's mark after the rest; returns
     whether there was any. `separators`: text read just before."""
@@ -259,7 +259,7 @@ def skip_leftover(source: Source, marks: Sequence[str], separators: str) -> Read
     return True
 
 
-def _skip_token(source: Source, marks: Sequence[str], before: str) -> Reading[str]:
+def _skip_token(source: CallSource, marks: Sequence[str], before: str) -> Reading[str]:
     """Reads the next JSON token and returns its first character; "" if what comes next cannot
     follow the token `before`."""
     yield from source.skip_space()

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from sluice_runtime.server.tools.calls import MAX_NAME_CHARACTERS, Calls, Reader
+from sluice_runtime.server.tools.calls import MAX_NAME_CHARACTERS, CallReader, Calls
 from sluice_runtime.server.tools.json_calls import read_arguments, read_call
 from sluice_runtime.server.tools.json_text import JsonReader, pass_nested, skip_leftover
-from sluice_runtime.server.tools.source import Reading, Source
+from sluice_runtime.server.tools.source import CallSource, Reading
 from sluice_runtime.server.tools.xml_values import (
     CALL as CALL,
 )
@@ -40,11 +40,11 @@ _MISTRAL_MARKS: Final = (TOOL_CALLS,)
 _QWEN3_CODER_MARKS: Final = (FUNCTION_END, CALL_END)
 
 
-def calls_alone(read: Reader, begins: Sequence[str]) -> Reader:
+def calls_alone(read: CallReader, begins: Sequence[str]) -> CallReader:
     """Reader that reads calls only if the answer begins like a call; otherwise the whole answer is
     text."""
 
-    def read_all(source: Source, calls: Calls) -> Reading[None]:
+    def read_all(source: CallSource, calls: Calls) -> Reading[None]:
         if (yield from source.at_any(begins)):
             yield from read(source, calls)
             return
@@ -59,7 +59,7 @@ def calls_alone(read: Reader, begins: Sequence[str]) -> Reader:
     return read_all
 
 
-def read_hermes(source: Source, calls: Calls) -> Reading[None]:
+def read_hermes(source: CallSource, calls: Calls) -> Reading[None]:
     """Reads `<tool_call>`, an object with name and arguments, `</tool_call>`."""
     tags = [CALL]
     while tag := (yield from source.until(tags, calls.text)):
@@ -73,7 +73,7 @@ def read_hermes(source: Source, calls: Calls) -> Reading[None]:
             _no_call(source, calls)
 
 
-def read_llama3(source: Source, calls: Calls) -> Reading[None]:
+def read_llama3(source: CallSource, calls: Calls) -> Reading[None]:
     """Reads objects with name and parameters, at the beginning, after `<|python_tag|>` or inside
     text.
 
@@ -92,7 +92,7 @@ def read_llama3(source: Source, calls: Calls) -> Reading[None]:
         begin = yield from source.until([PYTHON_TAG, FENCE, "{", "["], calls.text)
 
 
-def read_mistral(source: Source, calls: Calls) -> Reading[None]:
+def read_mistral(source: CallSource, calls: Calls) -> Reading[None]:
     """Reads `[TOOL_CALLS]` and a list of objects; or `[TOOL_CALLS]`, a name and its arguments for
     each call."""
     while (yield from source.until([TOOL_CALLS], calls.text)):
@@ -101,7 +101,7 @@ def read_mistral(source: Source, calls: Calls) -> Reading[None]:
         _no_call(source, calls)
 
 
-def read_qwen3_coder(source: Source, calls: Calls) -> Reading[None]:
+def read_qwen3_coder(source: CallSource, calls: Calls) -> Reading[None]:
     """Reads `<function=name>` with a `<parameter=name>` for each argument, inside `<tool_call>` or
     without it."""
     tags = begins = [CALL, FUNCTION]
@@ -122,7 +122,7 @@ def read_qwen3_coder(source: Source, calls: Calls) -> Reading[None]:
         _no_call(source, calls)
 
 
-def _take_call_end(source: Source) -> Reading[bool]:
+def _take_call_end(source: CallSource) -> Reading[bool]:
     """Reads the tag that ends a call, or its beginning if the answer was cut off in it."""
     start = source.position
     yield from source.skip_space()
@@ -135,7 +135,7 @@ def _take_call_end(source: Source) -> Reading[bool]:
     return False
 
 
-def _no_call(source: Source, calls: Calls) -> None:
+def _no_call(source: CallSource, calls: Calls) -> None:
     """Passes on as text what was read since the mark. Drops a later call that was cut off before
     its name."""
     text = source.since_mark()
@@ -143,7 +143,7 @@ def _no_call(source: Source, calls: Calls) -> None:
         calls.text(text)
 
 
-def _pass_read(source: Source, calls: Calls, start: int, *, whole_json: bool) -> Reading[None]:
+def _pass_read(source: CallSource, calls: Calls, start: int, *, whole_json: bool) -> Reading[None]:
     """Passes on, as text, the first part of what was read since the mark, or all of it if too much
     was read twice. The rest is read again. `whole_json`: JSON that begins at `start` is passed on
     to its end, since it contains no call."""
@@ -170,7 +170,7 @@ def _pass_read(source: Source, calls: Calls, start: int, *, whole_json: bool) ->
     source.mark()
 
 
-def _at_json(source: Source) -> Reading[bool]:
+def _at_json(source: CallSource) -> Reading[bool]:
     """Whether an object or a list comes next whose first part is a string, an object or a list."""
     start = source.position
     yield from source.skip_space()
@@ -187,7 +187,7 @@ def _is_of_name(character: str) -> bool:
 
 
 def _read_objects(
-    source: Source,
+    source: CallSource,
     calls: Calls,
     marks: tuple[str, ...],
     names: Collection[str] | None = None,
@@ -229,7 +229,7 @@ def _separates_calls(character: str) -> bool:
     return character.isspace() or character in ",;"
 
 
-def _skip_closers(source: Source) -> Reading[None]:
+def _skip_closers(source: CallSource) -> Reading[None]:
     """Skips brackets that close calls, and sets the mark after the last one."""
     while True:
         source.mark()
@@ -240,7 +240,7 @@ def _skip_closers(source: Source) -> Reading[None]:
         source.advance(1)
 
 
-def _take_behind_space(source: Source, literal: str) -> Reading[bool]:
+def _take_behind_space(source: CallSource, literal: str) -> Reading[bool]:
     """Reads white space and `literal` if both come next, else nothing; returns which."""
     start = source.position
     yield from source.skip_space()
@@ -250,7 +250,7 @@ def _take_behind_space(source: Source, literal: str) -> Reading[bool]:
     return False
 
 
-def _read_named(source: Source, calls: Calls) -> Reading[None]:
+def _read_named(source: CallSource, calls: Calls) -> Reading[None]:
     name = yield from source.take_while(_is_of_name, MAX_NAME_CHARACTERS)
     if (yield from source.take(CALL_ID)):
         yield from source.take_while(_is_of_name, MAX_NAME_CHARACTERS)
@@ -261,7 +261,7 @@ def _read_named(source: Source, calls: Calls) -> Reading[None]:
         yield from _skip_leftover(source, _MISTRAL_MARKS)
 
 
-def _skip_leftover(source: Source, marks: tuple[str, ...]) -> Reading[None]:
+def _skip_leftover(source: CallSource, marks: tuple[str, ...]) -> Reading[None]:
     """Skips leftovers of a call that was read, and sets the mark after them."""
     source.mark()
     separators = yield from source.take_while(_separates_calls)
@@ -269,7 +269,7 @@ def _skip_leftover(source: Source, marks: tuple[str, ...]) -> Reading[None]:
         source.rewind()
 
 
-def _read_function(source: Source, calls: Calls, name: str) -> Reading[None]:
+def _read_function(source: CallSource, calls: Calls, name: str) -> Reading[None]:
     """Reads a call's arguments and the tag that ends it. Stray text between arguments is passed on
     after the call."""
     calls.begin(name)

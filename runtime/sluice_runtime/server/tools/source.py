@@ -29,7 +29,7 @@ class Lookahead(NamedTuple):
     """End of what the search found; None: it found nothing."""
 
 
-class Source:
+class CallSource:
     """Growing text and the position up to which it has been read."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from sluice_runtime.grammar.schema_keywords import target_of
 from sluice_runtime.server.fields import json_within
 from sluice_runtime.server.tools.calls import MAX_NAME_CHARACTERS, Calls
 from sluice_runtime.server.tools.json_calls import whole_json
-from sluice_runtime.server.tools.source import Lookahead, Reading, Source
+from sluice_runtime.server.tools.source import CallSource, Lookahead, Reading
 
 PARAMETER: Final = "<parameter="
 END: Final = "</parameter>"
@@ -34,7 +34,7 @@ _MAX_DEPTH: Final = 150
 
 
 def read_value(
-    source: Source, calls: Calls, lead: str, kinds: set[str], names: Collection[str]
+    source: CallSource, calls: Calls, lead: str, kinds: set[str], names: Collection[str]
 ) -> Reading[bool]:
     """Reads one argument and reports `lead` and its value, a string while it is read; returns
     whether it is complete.
@@ -55,7 +55,7 @@ def read_value(
     return True
 
 
-def _text(source: Source, sink: Callable[[str], None], names: Collection[str]) -> Reading[bool]:
+def _text(source: CallSource, sink: Callable[[str], None], names: Collection[str]) -> Reading[bool]:
     """Passes on the text of a value, without the line end before its closing tag; returns whether
     the value was complete."""
     is_first = True
@@ -93,7 +93,7 @@ def _text(source: Source, sink: Callable[[str], None], names: Collection[str]) -
 
 
 def _text_after(
-    source: Source, begin: int, tag: str, names: Collection[str], *, begins_line: bool
+    source: CallSource, begin: int, tag: str, names: Collection[str], *, begins_line: bool
 ) -> Reading[int | None]:
     """Decides on a tag found after `begin` characters of a value: the position up to which the
     value goes on, or None if the tag ends the value."""
@@ -117,7 +117,7 @@ def _text_after(
     return start + len(_without_line_end(source.ahead(known.end - start)))
 
 
-def _search_end(source: Source, names: Collection[str]) -> Reading[int | None]:
+def _search_end(source: CallSource, names: Collection[str]) -> Reading[int | None]:
     """Position of the next closing tag, or of the end of the text if there is none; None if another
     parameter's tag comes first."""
     while (yield from source.skip_to([END, PARAMETER])) == PARAMETER:
@@ -130,7 +130,9 @@ def _search_end(source: Source, names: Collection[str]) -> Reading[int | None]:
     return source.position
 
 
-def _name(source: Source, belongs: Callable[[str], bool], names: Collection[str]) -> Reading[str]:
+def _name(
+    source: CallSource, belongs: Callable[[str], bool], names: Collection[str]
+) -> Reading[str]:
     """Reads the name in a parameter's tag, at most as long as a name may be or the longest of
     `names` is."""
     name = yield from source.take_while(belongs, MAX_NAME_CHARACTERS)

@@ -8,7 +8,7 @@ from typing import Final
 from sluice_autoscaler.decide import decide
 from sluice_autoscaler.history import History, Tick
 from sluice_autoscaler.sample import Sample
-from sluice_autoscaler.settings import PoolLimits, Settings
+from sluice_autoscaler.settings import PoolLimits, ScalingSettings
 from sluice_contract.cluster.labels import Role
 
 from sluice_simulator.autoscale.constants import GOAL, Constants
@@ -23,7 +23,9 @@ class Ours:
     interval_seconds = TICK_SECONDS
     reads_reports = True
 
-    def __init__(self, settings: Settings, on_tick: Callable[[Tick], object] | None = None) -> None:
+    def __init__(
+        self, settings: ScalingSettings, on_tick: Callable[[Tick], object] | None = None
+    ) -> None:
         """`on_tick`: called with every tick."""
         self._settings = settings
         self._history = History()
@@ -44,12 +46,12 @@ class Ours:
         )
 
 
-def settings_of(constants: Constants, roles: Sequence[Role]) -> Settings:
+def settings_of(constants: Constants, roles: Sequence[Role]) -> ScalingSettings:
     """Settings of a service with the promise and the targets of the constants, and nothing
     tuned."""
     limits = PoolLimits(minimum=1, maximum=constants.max_replicas, gpus=1)
     targets = constants.targets
-    return Settings(
+    return ScalingSettings(
         dict.fromkeys(roles, limits),
         gpu_budget=constants.gpu_budget,
         queue_seconds=targets.queue_seconds,

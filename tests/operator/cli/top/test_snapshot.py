@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 from sluice_contract.cluster import labels
 from sluice_operator.cli.rollout.session import MissingServiceError
-from sluice_operator.cli.top.snapshot import Reader, Snapshot
+from sluice_operator.cli.top.snapshot import ClusterReader, Snapshot
 from sluice_operator.kube.connection import Request, Response
 from sluice_operator.kube.errors import ApiError, UnavailableError
 from sluice_operator.kube.kinds import Manifest
@@ -62,7 +62,7 @@ PATHS = {
 
 
 async def read(api: Answers, name: str | None = None) -> Snapshot:
-    return await Reader(api, lambda: NOW, "shop", name).snapshot()
+    return await ClusterReader(api, lambda: NOW, "shop", name).snapshot()
 
 
 async def test_services_pools_pods_and_one_load_a_service_are_read() -> None:

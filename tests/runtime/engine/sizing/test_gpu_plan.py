@@ -38,7 +38,7 @@ from sluice_runtime.model.families.registry import spec_from
 from sluice_runtime.model.layer_tensors import Placement, Reader
 from sluice_runtime.model.load import build_decoder
 from sluice_runtime.model.quantised import format_from
-from sluice_runtime.model.shard import Part
+from sluice_runtime.model.shard import TensorPart
 from sluice_runtime.model.spec import ModelSpec
 from sluice_runtime.parallel.group import Solo
 from torch import Tensor
@@ -160,7 +160,7 @@ class MetaWeights:
     def __init__(self) -> None:
         self.size_bytes = self.values = 0
 
-    def read(self, name: str, part: Part, dtype: torch.dtype) -> Tensor:
+    def read(self, name: str, part: TensorPart, dtype: torch.dtype) -> Tensor:
         tensor = torch.empty(part.shape, dtype=dtype, device=META)
         self.size_bytes += tensor.nbytes
         self.values += tensor.numel()

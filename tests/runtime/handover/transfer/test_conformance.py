@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from sluice_runtime.handover.transfer.backend import (
     MAX_DESCRIPTORS,
+    MemoryPiece,
     NotRegisteredError,
-    Piece,
     TransferBackend,
     TransferError,
 )
@@ -60,7 +60,7 @@ class Reader:
     ) -> None:
         """Ranges: (offset there, offset here, length)."""
         pieces = [
-            Piece(peer.address + there, self.memory.address + here, length)
+            MemoryPiece(peer.address + there, self.memory.address + here, length)
             for there, here, length in ranges
         ]
         self.backend.read(peer.session, pieces, timeout_seconds)
@@ -185,7 +185,7 @@ def test_what_is_said_of_authentication_is_so(setting: Setting) -> None:
     peer, reader = setting.lasting, Reader(setting, setting.backend())
     address, _, token = peer.session.partition("#")
     forged = f"{address}#{'0' * len(token)}"
-    piece = Piece(peer.address, reader.memory.address, 100)
+    piece = MemoryPiece(peer.address, reader.memory.address, 100)
     if reader.backend.is_authenticated:
         with pytest.raises(TransferError):
             reader.backend.read(forged, [piece], TIMEOUT_SECONDS)

@@ -7,7 +7,11 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from sluice_runtime.handover.transfer.backend import Piece, TransferError, TransferTimeoutError
+from sluice_runtime.handover.transfer.backend import (
+    MemoryPiece,
+    TransferError,
+    TransferTimeoutError,
+)
 from sluice_runtime.handover.transfer.landing import DirectLanding, StagedLanding
 from sluice_runtime.handover.transfer.memory import MemoryBackend, MemoryNetwork
 from sluice_runtime.handover.transfer.reads import (
@@ -32,15 +36,15 @@ class Told(MemoryBackend):
     def __init__(self, network: MemoryNetwork) -> None:
         super().__init__(network)
         self.before: Callable[[], None] = lambda: None
-        self.asked: list[list[Piece]] = []
-        self.interrupted: list[Sequence[Piece]] = []
+        self.asked: list[list[MemoryPiece]] = []
+        self.interrupted: list[Sequence[MemoryPiece]] = []
 
-    def read(self, session: str, pieces: Sequence[Piece], timeout_seconds: float) -> None:
+    def read(self, session: str, pieces: Sequence[MemoryPiece], timeout_seconds: float) -> None:
         self.asked.append(list(pieces))
         self.before()
         super().read(session, pieces, timeout_seconds)
 
-    def interrupt(self, pieces: Sequence[Piece]) -> None:
+    def interrupt(self, pieces: Sequence[MemoryPiece]) -> None:
         self.interrupted.append(pieces)
 
 
@@ -74,7 +78,7 @@ class Ends:
     ) -> ReadJob:
         """Pages: (theirs, ours)."""
         pieces = tuple(
-            Piece(
+            MemoryPiece(
                 self.theirs.address + there * self.size,
                 self.pool.address + here * self.size,
                 self.size,
@@ -191,8 +195,10 @@ def test_bytes_that_an_adapter_wrote_into_a_device_are_checked_through_a_block()
 
 
 def test_a_piece_is_divided_where_a_block_ends() -> None:
-    parts = list(in_blocks([Piece(0, 100, 5), Piece(50, 200, 7), Piece(80, 300, 4)], 8))
+    parts = list(
+        in_blocks([MemoryPiece(0, 100, 5), MemoryPiece(50, 200, 7), MemoryPiece(80, 300, 4)], 8)
+    )
     assert parts == [
-        [Piece(0, 100, 5), Piece(50, 200, 3)],
-        [Piece(53, 203, 4), Piece(80, 300, 4)],
+        [MemoryPiece(0, 100, 5), MemoryPiece(50, 200, 3)],
+        [MemoryPiece(53, 203, 4), MemoryPiece(80, 300, 4)],
     ]

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 from sluice_runtime.handover.transfer import mooncake_batch, mooncake_gate
 from sluice_runtime.handover.transfer.backend import (
+    MemoryPiece,
     OtherEpochError,
     PeerUnreachableError,
-    Piece,
     TransferError,
     TransferTimeoutError,
 )
@@ -103,7 +103,7 @@ class Case:
 
     def read(self, session: str, pieces: int = 1, timeout_seconds: float = 5.0) -> None:
         local = self.memory.address
-        all_pieces = [Piece(0x1000 + 2 * n, local + n, 1) for n in range(pieces)]
+        all_pieces = [MemoryPiece(0x1000 + 2 * n, local + n, 1) for n in range(pieces)]
         self.backend.read(session, all_pieces, timeout_seconds)
 
 

@@ -14,9 +14,9 @@ import pytest
 from sluice_runtime.errors import StartupError
 from sluice_runtime.handover.transfer import nixl
 from sluice_runtime.handover.transfer.backend import (
+    MemoryPiece,
     NotRegisteredError,
     OtherEpochError,
-    Piece,
     TransferError,
     TransferTimeoutError,
 )
@@ -54,7 +54,7 @@ def test_a_late_read_says_that_it_may_still_land_and_the_next_one_succeeds(
     """Releasing its handle ends no read."""
     peer, backend, memory = setting.process(), setting.backend(), setting.block()
     backend.register(memory.address, SIZE)
-    piece = Piece(peer.address, memory.address, SIZE)
+    piece = MemoryPiece(peer.address, memory.address, SIZE)
     backend.read(peer.session, [piece], TIMEOUT_SECONDS)
     memory.fill(bytes(SIZE))
     peer.freeze()
@@ -74,14 +74,14 @@ def test_a_read_of_a_peer_that_another_thread_forgets_says_that_it_may_still_lan
     agent.register(memory.address, SIZE)
     name = agent.connect(metadata_of(peer.session))
     peer.freeze()
-    handle = agent.start_read(name, [Piece(peer.address, memory.address, SIZE)])
+    handle = agent.start_read(name, [MemoryPiece(peer.address, memory.address, SIZE)])
     assert not agent.is_done(handle)
     agent.forget(name)
     with pytest.raises(TransferError, match="forgotten meanwhile") as caught:
         agent.is_done(handle)
     assert caught.value.may_still_land
     with pytest.raises(NotRegisteredError):
-        agent.start_read(name, [Piece(peer.address, memory.address, SIZE)])
+        agent.start_read(name, [MemoryPiece(peer.address, memory.address, SIZE)])
     agent.close()
 
 
@@ -93,7 +93,7 @@ def test_whoever_reaches_ucx_by_tcp_reads_memory_that_is_not_registered(setting:
     peer, backend, memory = setting.lasting, setting.backend(), setting.block()
     backend.register(memory.address, SIZE)
     memory.fill(b"x" * SIZE)
-    outside = Piece(peer.address - MARGIN, memory.address, MARGIN)
+    outside = MemoryPiece(peer.address - MARGIN, memory.address, MARGIN)
     with pytest.raises(NotRegisteredError):
         backend.read(peer.session, [outside], TIMEOUT_SECONDS)
     registered = struct.pack("<QQ", peer.address, SIZE)
@@ -115,7 +115,9 @@ def test_peers_that_were_not_read_for_longest_are_left(
     backend, memory = setting.backend(), setting.block()
     backend.register(memory.address, SIZE)
     for peer in [*peers, *peers]:
-        backend.read(peer.session, [Piece(peer.address, memory.address, SIZE)], TIMEOUT_SECONDS)
+        backend.read(
+            peer.session, [MemoryPiece(peer.address, memory.address, SIZE)], TIMEOUT_SECONDS
+        )
         assert memory.bytes_at(0, SIZE) == peer.contents
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from sluice_contract.wire.load import MEASURED_BYTES
 from sluice_runtime.handover.transfer.backend import (
+    MemoryPiece,
     PeerUnreachableError,
-    Piece,
     TransferBackend,
 )
 from sluice_runtime.handover.transfer.landing import DirectLanding
@@ -39,10 +39,10 @@ class ToldBackend:
 
     def register(self, address: int, length_bytes: int) -> None: ...
 
-    def read(self, session: str, pieces: Sequence[Piece], timeout_seconds: float) -> None:
+    def read(self, session: str, pieces: Sequence[MemoryPiece], timeout_seconds: float) -> None:
         self._on_read(session)
 
-    def interrupt(self, pieces: Sequence[Piece]) -> None: ...
+    def interrupt(self, pieces: Sequence[MemoryPiece]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -78,7 +78,9 @@ def readers() -> Iterator[Readers]:
     made.close()
 
 
-def job(room: int, session: str = "a", pieces: tuple[Piece, ...] = (), **fields: Any) -> ReadJob:
+def job(
+    room: int, session: str = "a", pieces: tuple[MemoryPiece, ...] = (), **fields: Any
+) -> ReadJob:
     return ReadJob(room, session, pieces, fields.get("checksum"), 5.0)
 
 
@@ -93,7 +95,7 @@ class Pair:
         peer.register(self.there.address, SIZE)
         self.backend.register(self.here.address, SIZE)
         self.session = peer.session
-        self.pieces = (Piece(self.there.address, self.here.address, SIZE),)
+        self.pieces = (MemoryPiece(self.there.address, self.here.address, SIZE),)
         self.checksum = checksum([(self.there.address, SIZE)], room=7)
 
 
@@ -219,7 +221,7 @@ def test_what_carries_the_pages_and_how_fast_is_said_once(
 ) -> None:
     reader = readers(ToldBackend(), wire="NIXL over rdma", workers=1)
     caplog.set_level("INFO", "sluice.handover.reader")
-    piece = Piece(1, 1, MEASURED_BYTES // 2)
+    piece = MemoryPiece(1, 1, MEASURED_BYTES // 2)
     for said in (0, 1, 1):
         reader.submit(job(1, pieces=(piece,)))
         assert readers.results(reader, 1)[0].error is None

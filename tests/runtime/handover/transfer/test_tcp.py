@@ -12,9 +12,9 @@ import pytest
 from sluice_contract.cluster.ports import KV_TRANSFER_MAX, KV_TRANSFER_MIN
 from sluice_runtime.handover.transfer import tcp, tcp_server, tcp_wire
 from sluice_runtime.handover.transfer.backend import (
+    MemoryPiece,
     OtherEpochError,
     PeerUnreachableError,
-    Piece,
     TransferError,
     TransferTimeoutError,
 )
@@ -22,7 +22,7 @@ from sluice_runtime.handover.transfer.landing import DirectLanding
 from sluice_runtime.handover.transfer.reader import PageReader
 from sluice_runtime.handover.transfer.reads import ReadJob
 from sluice_runtime.handover.transfer.tcp import TcpBackend
-from sluice_runtime.handover.transfer.tcp_wire import HEADER, MAGIC, RANGE, TOKEN_BYTES, Status
+from sluice_runtime.handover.transfer.tcp_wire import HEADER, MAGIC, RANGE, TOKEN_BYTES, ReplyStatus
 
 from tests.patience import PATIENCE_SECONDS
 from tests.runtime.handover.transfer.memory_block import MemoryBlock, contents
@@ -76,7 +76,7 @@ def test_it_listens_on_one_address_and_a_port_that_policies_let_through(server: 
 def test_without_the_token_nothing_is_read(server: TcpBackend, memory: MemoryBlock) -> None:
     ranges = RANGE.pack(memory.address, 100)
     wrong = HEADER.pack(MAGIC, bytes(TOKEN_BYTES), 1) + ranges
-    assert ask(server, wrong) == bytes([Status.OTHER_EPOCH])
+    assert ask(server, wrong) == bytes([ReplyStatus.OTHER_EPOCH])
 
 
 @pytest.mark.parametrize(("magic", "count"), [(b"WRONG", 1), (MAGIC, 0), (MAGIC, 1025)])
@@ -84,13 +84,13 @@ def test_a_malformed_request_is_refused_before_its_ranges_come(
     server: TcpBackend, magic: bytes, count: int
 ) -> None:
     request = HEADER.pack(magic, token_of(server), count)
-    assert ask(server, request) == bytes([Status.MALFORMED])
+    assert ask(server, request) == bytes([ReplyStatus.MALFORMED])
 
 
 def test_a_range_that_wraps_around_is_outside(server: TcpBackend, memory: MemoryBlock) -> None:
     for address, length in ((memory.address, 2**64 - 1), (2**64 - 1, 2), (memory.address, 0)):
         request = HEADER.pack(MAGIC, token_of(server), 1) + RANGE.pack(address, length)
-        assert ask(server, request) == bytes([Status.NOT_REGISTERED])
+        assert ask(server, request) == bytes([ReplyStatus.NOT_REGISTERED])
 
 
 def test_a_session_of_another_epoch_is_refused(
@@ -99,7 +99,7 @@ def test_a_session_of_another_epoch_is_refused(
     local = MemoryBlock(SIZE)
     reader.register(local.address, SIZE)
     address = server.session.partition("#")[0]
-    pieces = [Piece(memory.address, local.address, 100)]
+    pieces = [MemoryPiece(memory.address, local.address, 100)]
     with pytest.raises(OtherEpochError, match="in 1 piece: another process has this address"):
         reader.read(f"{address}#{'00' * TOKEN_BYTES}", pieces, 5)
     for session in ("", address, f"{address}#zz", f"127.0.0.1:#{'00' * TOKEN_BYTES}"):
@@ -114,7 +114,7 @@ def test_a_connection_that_the_server_closed_meanwhile_costs_no_read(
     monkeypatch.setattr(tcp_server, "IDLE_SECONDS", 0.05)
     local = MemoryBlock(SIZE)
     reader.register(local.address, SIZE)
-    pieces = [Piece(memory.address, local.address, SIZE)]
+    pieces = [MemoryPiece(memory.address, local.address, SIZE)]
     reader.read(server.session, pieces, 5)
     deadline = time.monotonic() + 5
     while server._server._connections and time.monotonic() < deadline:
@@ -130,7 +130,7 @@ def test_more_connections_than_allowed_are_closed(
     local = MemoryBlock(SIZE)
     reader.register(local.address, SIZE)
     with pytest.raises(PeerUnreachableError):
-        reader.read(server.session, [Piece(memory.address, local.address, 1)], 5)
+        reader.read(server.session, [MemoryPiece(memory.address, local.address, 1)], 5)
 
 
 def test_a_read_of_a_frozen_peer_ends_when_nobody_wants_it(reader: TcpBackend) -> None:
@@ -141,7 +141,7 @@ def test_a_read_of_a_frozen_peer_ends_when_nobody_wants_it(reader: TcpBackend) -
         session = f"127.0.0.1:{frozen.getsockname()[1]}#{'00' * TOKEN_BYTES}"
         pages = PageReader(DirectLanding(reader), finished.set)
         try:
-            pages.submit(ReadJob(1, session, (Piece(0, ours.address, SIZE),), None, 60.0))
+            pages.submit(ReadJob(1, session, (MemoryPiece(0, ours.address, SIZE),), None, 60.0))
             connection, _ = frozen.accept()
             with connection:
                 assert connection.recv(1)  # it waits for an answer
@@ -171,7 +171,7 @@ class TricklingPeer:
         if self._connection is None:
             with suppress(BlockingIOError):
                 self._connection, _ = self._listener.accept()
-                self._connection.sendall(bytes([Status.OK]))
+                self._connection.sendall(bytes([ReplyStatus.OK]))
         if self._connection is not None:
             self._connection.sendall(b"x")
         return self.seconds
@@ -195,7 +195,7 @@ def test_a_peer_that_trickles_is_given_up_at_the_deadline(
         for module in (tcp, tcp_wire):
             monkeypatch.setattr(module, "time", peer)
         with pytest.raises(TransferTimeoutError, match=r"not done after 2 s") as caught:
-            reader.read(session, [Piece(1, local.address, SIZE)], 2)
+            reader.read(session, [MemoryPiece(1, local.address, SIZE)], 2)
         assert local.bytes_at(0, 50) == b"x" * 50, "nothing came"
         assert peer.seconds < 2.1
     assert not caught.value.may_still_land
@@ -216,5 +216,5 @@ def test_a_reply_of_a_status_that_is_unknown_is_an_error(reader: TcpBackend) -> 
         thread.start()
         session = f"127.0.0.1:{listener.getsockname()[1]}#{'00' * TOKEN_BYTES}"
         with pytest.raises(TransferError, match="answered with status 255"):
-            reader.read(session, [Piece(1, local.address, 1)], 5)
+            reader.read(session, [MemoryPiece(1, local.address, 1)], 5)
         thread.join()
