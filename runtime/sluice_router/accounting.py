@@ -18,7 +18,7 @@ from sluice_router.auth import API_KEY_HEADER, ApiKeys
 from sluice_router.edge import CorsHeaders
 from sluice_router.engines import Clock
 from sluice_router.errors import BadRequestError, InternalError, RouterError
-from sluice_router.limits import Lifecycle
+from sluice_router.lifecycle import Lifecycle
 from sluice_router.relay import error_response
 from sluice_router.telemetry import (
     COMPLETION_ROUTES,

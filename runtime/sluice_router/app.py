@@ -29,16 +29,18 @@ from sluice_router.accounting import (
     Guard,
 )
 from sluice_router.attempts import Call, Reply
+from sluice_router.byte_budget import Body, Budgets
 from sluice_router.engines import Clock
 from sluice_router.errors import BadRequestError, EngineRefusedError, RouterError, error_in
 from sluice_router.forward import Dispatcher, ResumingForwarder
 from sluice_router.head_bytes import size_of
-from sluice_router.limits import Body, Budgets, Lifecycle, Uploads
+from sluice_router.lifecycle import Lifecycle
 from sluice_router.monitoring import health
 from sluice_router.pick import affinity_of
 from sluice_router.relay import Relay
 from sluice_router.resume import PrivateCallSigner, Progress
 from sluice_router.telemetry import COMPLETION_ROUTES, RouterSpans, Telemetry
+from sluice_router.tenants import Uploads
 
 
 @dataclass(frozen=True)

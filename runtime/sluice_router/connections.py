@@ -19,9 +19,10 @@ from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from sluice_contract import http_errors
 from sluice_contract.http_heads import HEAD_SECONDS, MAX_HEAD_BYTES, MAX_HEADER_BYTES, MAX_HEADERS
 
+from sluice_router.byte_budget import HeadBudget
 from sluice_router.errors import BadRequestError, OverloadedError, RouterError
 from sluice_router.head_bytes import HeadBytes, size_of
-from sluice_router.limits import HeadBudget, Uploads
+from sluice_router.tenants import Uploads
 
 SOCKET_BUFFER_BYTES: Final = 65_536
 """Socket buffer of each direction of a connection. The kernel would let it grow to megabytes, which

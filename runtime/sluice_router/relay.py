@@ -20,6 +20,7 @@ from sluice_contract.http_errors import status_for
 
 from sluice_router import sse
 from sluice_router.attempts import Reply
+from sluice_router.byte_budget import SMALL_BYTES, Body, ByteBudget
 from sluice_router.errors import (
     JSON_CONTENT_TYPE,
     AttemptFailedError,
@@ -28,7 +29,6 @@ from sluice_router.errors import (
     SlowClientError,
     refusal,
 )
-from sluice_router.limits import SMALL_BYTES, Body, ByteBudget
 from sluice_router.resume import Progress
 
 FAIL_SECONDS: Final = 2.0

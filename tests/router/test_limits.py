@@ -17,8 +17,9 @@ from aiohttp import web
 from sluice_contract.config.router import Auth
 from sluice_contract.wire.private_calls import AnswerStart, EventComment, comment_line
 from sluice_router import app, connections
+from sluice_router.byte_budget import SMALL_BYTES, Body, ByteBudget
 from sluice_router.errors import OverloadedError
-from sluice_router.limits import SMALL_BYTES, Body, ByteBudget, Lifecycle
+from sluice_router.lifecycle import Lifecycle
 
 from tests.patience import PATIENCE_SECONDS
 from tests.router import fakes
