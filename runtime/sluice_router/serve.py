@@ -31,11 +31,11 @@ from sluice_router.app import ConfiguredParts, Parts, build_app
 from sluice_router.attempts import EngineCalls, Sender, open_session
 from sluice_router.auth import ApiKeys, tenant_signer
 from sluice_router.byte_budget import split_budget
-from sluice_router.connections import ConnectionLimits
 from sluice_router.discovery import LoadPoller, SliceFollower, slice_client
 from sluice_router.edge import CorsHeaders
 from sluice_router.engines import Endpoint, Fleet, Phase
 from sluice_router.forward import Dispatcher
+from sluice_router.gate import ConnectionLimits
 from sluice_router.hand_back import HandBacks
 from sluice_router.kube import Cluster, in_cluster
 from sluice_router.lifecycle import Lifecycle

@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 from sluice_contract.config.router import Auth
 from sluice_contract.http_heads import MAX_HEAD_BYTES
-from sluice_router import connections, listener
+from sluice_router import gate, listener
 
 from tests.patience import PATIENCE_SECONDS
 from tests.router import fakes
@@ -115,7 +115,7 @@ async def test_what_comes_behind_an_unfinished_answer_is_counted_and_then_timed(
         await until_buffered(router, client, 0, 200)
         slow.writer.write(PART_OF_A_HEAD)
         await until_buffered(router, client, 8000, 2 * len(PART_OF_A_HEAD))
-        monkeypatch.setattr(connections, "HEAD_SECONDS", LATE_SECONDS)
+        monkeypatch.setattr(gate, "HEAD_SECONDS", LATE_SECONDS)
         engine.gate.set()
         assert (await asked).body.endswith(fakes.DONE)
         late = await asyncio.wait_for(slow.answer(), PATIENCE_SECONDS)
@@ -131,7 +131,7 @@ async def test_a_partial_head_in_the_packet_of_a_whole_request_is_counted_and_ti
         fakes.running_router(engine.url) as router,
         raw_connection(router.url) as slow,
     ):
-        monkeypatch.setattr(connections, "HEAD_SECONDS", LATE_SECONDS)
+        monkeypatch.setattr(gate, "HEAD_SECONDS", LATE_SECONDS)
         slow.writer.write(request_bytes() + PART_OF_A_HEAD[:30_000])
         assert (await slow.answer()).status == 200
         assert 0 < await buffered_bytes(router, client) <= 40_000
@@ -189,7 +189,7 @@ async def test_many_small_heads_at_once_are_not_taken_for_one_long_head(
     client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than aiohttp parses ahead, and more bytes than one head may have."""
-    monkeypatch.setattr(connections, "MAX_HEAD_BYTES", 2048)
+    monkeypatch.setattr(gate, "MAX_HEAD_BYTES", 2048)
     asked = b"GET /health HTTP/1.1\r\nHost: x\r\nX-A: %s\r\n\r\n" % (b"x" * 50)
     async with (
         fakes.running_router("http://127.0.0.1:9") as router,
@@ -252,7 +252,7 @@ async def test_a_head_or_trailers_of_more_than_the_cap_in_all_are_answered_431(
 async def test_a_client_that_reads_no_answer_holds_up_no_drain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "WRITE_SECONDS", 0.2)
+    monkeypatch.setattr(gate, "WRITE_SECONDS", 0.2)
     monkeypatch.setattr(listener, "SOCKET_BUFFER_BYTES", 4096)
     server = {"drain_seconds": 2 * PATIENCE_SECONDS}
     async with (
@@ -305,7 +305,7 @@ async def test_connections_that_were_answered_keep_nobody_out(
     """Two of them need no key, so anybody could open as many as there may be."""
     monkeypatch.setattr(listener, "SOCKET_BUFFER_BYTES", 4096)
     for name in ("DISCARD_SECONDS", "WRITE_SECONDS"):
-        monkeypatch.setattr(connections, name, 2 * PATIENCE_SECONDS)
+        monkeypatch.setattr(gate, name, 2 * PATIENCE_SECONDS)
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(fakes.running_engine(answers_50_kilobytes))
         server, auth = {"max_connections": 3}, keys_in(tmp_path)

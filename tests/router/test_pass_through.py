@@ -13,7 +13,7 @@ import openai
 import pytest
 from aiohttp import web
 from sluice_contract.wire.spans import trace_id
-from sluice_router.connections import Connection
+from sluice_router.gate import Gate
 from yarl import URL
 
 from tests.patience import PATIENCE_SECONDS
@@ -59,7 +59,7 @@ async def test_the_head_goes_out_with_the_first_event(
 ) -> None:
     written: list[bytes] = []
 
-    def connected(connection: Connection, transport: Any) -> None:
+    def connected(connection: Gate, transport: Any) -> None:
         write = transport.write
 
         def recorded(data: bytes) -> None:
@@ -69,8 +69,8 @@ async def test_the_head_goes_out_with_the_first_event(
         transport.write = recorded
         accept(connection, transport)
 
-    accept = Connection.connection_made
-    monkeypatch.setattr(Connection, "connection_made", connected)
+    accept = Gate.connection_made
+    monkeypatch.setattr(Gate, "connection_made", connected)
     async with (
         fakes.running_engine(fakes.streams) as engine,
         fakes.running_router(engine.url) as router,
