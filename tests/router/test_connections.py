@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -28,6 +29,11 @@ ASK = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
 PART_OF_A_HEAD = b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"X-A: %s\r\n" % (b"x" * 8000) * 5
 UNREAD_ASKS = 500
 """So many answers of 401 fill every buffer between a router and a client that reads nothing."""
+MANY_HEADERS = b"GET / HTTP/1.1\r\nHost: x\r\n" + b"A:\r\n" * 300 + b"\r\n"
+"""aiohttp stops at 256 headers from 3.14 on; before, the router's own check finds them."""
+SINCE_3_14 = pytest.mark.skipif(
+    tuple(map(int, aiohttp.__version__.split(".")[:2])) < (3, 14), reason="aiohttp takes it"
+)
 CHUNKED = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 CHUNK = b"%x\r\n%s\r\n"
 
@@ -342,11 +348,12 @@ async def test_bodies_that_do_not_come_are_no_requests_that_are_served(
     ("sent", "status", "code"),
     [
         (b"this is no request\r\n\r\n", 400, "bad_request"),
-        (b"GET /health HTTP/1.1\r\n\r\n", 400, "bad_request"),
-        (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"A:\r\n" * 300 + b"\r\n", 431, "head_too_large"),
+        pytest.param(b"GET /health HTTP/1.1\r\n\r\n", 400, "bad_request", marks=SINCE_3_14),
+        (MANY_HEADERS, 431, "head_too_large|too_many_headers"),
+        (MANY_HEADERS.replace(b"A:\r\n" * 200, b""), 431, "too_many_headers"),
         (b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"x" * 70_000, 431, "head_too_large"),
     ],
-    ids=["no HTTP", "no host", "many headers", "a long header"],
+    ids=["no HTTP", "no host", "very many headers", "many headers", "a long header"],
 )
 async def test_what_the_library_refuses_is_answered_in_json_and_logged_without_a_traceback(
     sent: bytes, status: int, code: str, caplog: pytest.LogCaptureFixture
@@ -358,7 +365,7 @@ async def test_what_the_library_refuses_is_answered_in_json_and_logged_without_a
         one.writer.write(sent)
         answer = await asyncio.wait_for(one.answer(), PATIENCE_SECONDS)
         assert (answer.status, answer.closes) == (status, True)
-        assert json.loads(answer.body)["error"]["code"] == code
+        assert re.fullmatch(code, json.loads(answer.body)["error"]["code"])
         assert b"server:" not in answer.headers.lower()
         assert await one.reader.read() == b""
     assert not [record for record in caplog.records if record.exc_info]
