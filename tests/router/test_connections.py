@@ -191,6 +191,24 @@ async def pipelined_requests_are_answered(
         assert (await pipelining.ask()).status == 200
 
 
+async def test_a_long_request_behind_an_answer_is_served() -> None:
+    """More waits than one head may have, for that is not known before it is looked at."""
+    long = b'{"prompt": "%s"}' % (b"x" * 2 * MAX_HEAD_BYTES)
+    async with (
+        fakes.running_engine(fakes.streams_when_let) as engine,
+        fakes.running_router(engine.url) as router,
+        raw_connection(router.url) as one,
+    ):
+        first = asyncio.create_task(one.ask())
+        await asyncio.wait_for(engine.asked.wait(), PATIENCE_SECONDS)
+        one.writer.write(request_bytes(long))
+        await asyncio.sleep(0.05)
+        engine.gate.set()
+        assert (await first).status == 200
+        assert (await asyncio.wait_for(one.answer(), PATIENCE_SECONDS)).status == 200
+        assert engine.calls[1][2] == long
+
+
 async def test_many_small_heads_at_once_are_not_taken_for_one_long_head(
     client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
