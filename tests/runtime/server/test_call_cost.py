@@ -140,8 +140,8 @@ def texts(form: ToolFormat) -> Iterator[tuple[str, str, str]]:
 
 @pytest.fixture(autouse=True)
 def counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls_module, "Source", CountingSource)
-    monkeypatch.setattr(json_calls, "Source", CountingSource)
+    monkeypatch.setattr(calls_module, "CallSource", CountingSource)
+    monkeypatch.setattr(json_calls, "CallSource", CountingSource)
 
 
 def cost(form: ToolFormat, text: str, step: int, *, cut: bool) -> int:
