@@ -134,6 +134,10 @@ soak: setup ## ten minutes of two pools under load, engines killed and clients g
 attack: setup ## two minutes (LONG=1: ten) of honest tenants beside hostile clients, engines hung and killed: none of them fails
 	$(PYTEST) -m full tests/attack -k $(if $(LONG),600,120) -s --timeout 1200
 
+.PHONY: test-aiohttp
+test-aiohttp: setup ## the router's tests with the oldest and the newest aiohttp: AIOHTTP="3.13.5 3.14.1"
+	scripts/test-aiohttp $(AIOHTTP)
+
 .PHONY: compatibility
 compatibility: setup ## other people's clients, load generators and linters against Sluice, and docs/compatibility.md: ONLY=guidellm
 	OMP_NUM_THREADS=1 $(PYTHON) -m tests.clients.compatibility "$(ONLY)"

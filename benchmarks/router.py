@@ -306,6 +306,7 @@ def idle_report(role: Role) -> str:
         draining=False,
         figures=EngineFigures(kv_pages_total=1, kv_pages_free=1),
         max_running_requests=256,
+        max_queued_requests=4096,
         page_size_tokens=16,
         private_calls=True,
         answer_identity="m1",

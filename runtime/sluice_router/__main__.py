@@ -20,11 +20,10 @@ from sluice_contract.cluster.termination import TerminationMessage
 from sluice_contract.config.router import RouterConfig, RouterServer, read_router_config
 from sluice_contract.log_lines import log_to_stderr
 
-from sluice_router.library import UnsupportedLibraryError, check_library
+from sluice_router.serve import serve
 
 TERMINATION_LOG = Path("/dev/termination-log")
 EXIT_BAD_CONFIG = 2
-EXIT_UNSUPPORTED_LIBRARY = 3
 LOG_LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
@@ -35,15 +34,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     disable_created_metrics()  # type: ignore[no-untyped-call]
     options = _parse(arguments)
     try:
-        check_library()
         logging.getLogger("sluice").setLevel(_log_level(os.environ.get("SLUICE_LOG_LEVEL", "INFO")))
         config = read_router_config(options.config) if options.config else _from_flags(options)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_run(config))
     except ConfigError as error:
-        return _refuse(error, "InvalidConfig", EXIT_BAD_CONFIG)
-    except UnsupportedLibraryError as error:
-        return _refuse(error, "UnsupportedLibrary", EXIT_UNSUPPORTED_LIBRARY)
+        return _refuse(error)
     return 0
 
 
@@ -114,17 +110,15 @@ async def _run(config: RouterConfig) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, leave)
-    from sluice_router.serve import serve  # cannot be imported with an unsupported aiohttp
-
     await serve(config, os.environ, stop)
 
 
-def _refuse(error: Exception, reason: str, status: int) -> int:
+def _refuse(error: ConfigError) -> int:
     print(f"router: {error}", file=sys.stderr)
     if TERMINATION_LOG.exists():
-        message = TerminationMessage(reason=reason, message=str(error))
+        message = TerminationMessage(reason="InvalidConfig", message=str(error))
         TERMINATION_LOG.write_bytes(message.to_bytes())
-    return status
+    return EXIT_BAD_CONFIG
 
 
 if __name__ == "__main__":

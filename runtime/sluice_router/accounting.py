@@ -18,7 +18,8 @@ from sluice_router.auth import API_KEY_HEADER, ApiKeys
 from sluice_router.edge import CorsHeaders
 from sluice_router.engines import Clock
 from sluice_router.errors import BadRequestError, InternalError, RouterError
-from sluice_router.limits import Lifecycle
+from sluice_router.exchange import Exchange, exchange_of
+from sluice_router.lifecycle import Lifecycle
 from sluice_router.relay import error_response
 from sluice_router.telemetry import (
     COMPLETION_ROUTES,
@@ -29,24 +30,6 @@ from sluice_router.telemetry import (
 )
 
 logger = logging.getLogger("sluice.router")
-
-ID: Final = web.RequestKey("ID", str)
-"""The request's id, the client's or ours."""
-TRACE: Final = web.RequestKey("TRACE", str)
-"""Traceparent of the request, the client's or ours."""
-START: Final = web.RequestKey("START", float)
-"""When the request came, by the router's clock."""
-ENGINE: Final = web.RequestKey("ENGINE", str)
-"""The engine that answers it, and the one that computed its prompt if that is another."""
-TENANT: Final = web.RequestKey("TENANT", str)
-"""The tenant whose API key it has, where keys are required."""
-RESUMED: Final = web.RequestKey("RESUMED", bool)
-"""Set when a second engine continues its answer, or starts it again."""
-REFUSAL: Final = web.RequestKey("REFUSAL", str)
-"""The code of an engine's error that was passed on as the answer."""
-FAILURE: Final = web.RequestKey("FAILURE", RouterError)
-"""The error that ended it, also after a head with status 200. Without its traceback, whose frames
-hold what the client sent: aiohttp keeps a connection's last request."""
 
 CLIENT_GONE: Final = 499
 """The code of a request whose client did not stay for the answer."""
@@ -86,50 +69,54 @@ class Accounting:
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Run the handler; the request is answered, counted and logged, also after an error."""
-        start = self._clock()
-        request[START] = start
-        request[ID] = edge.request_id(request.headers.get(REQUEST_ID_HEADER))
+        exchange = exchange_of(request)
+        exchange.start_seconds = start = self._clock()
+        exchange.id = edge.request_id(request.headers.get(REQUEST_ID_HEADER))
         traceparent = request.headers.get(TRACEPARENT_HEADER)
         traced = self._spans.request(traceparent) if self._spans else None
-        request[TRACE] = traced.own if traced else edge.traceparent(traceparent)
+        exchange.trace = traced.own if traced else edge.traceparent(traceparent)
         status = CLIENT_GONE
         asks_completion = request.method == "POST" and _route(request) in COMPLETION_ROUTES
         if asks_completion:
             self._telemetry.completion_began()
         try:
-            response = await self._answer(request, handler)
+            response = await self._answer(request, exchange, handler)
             status = response.status
             return response
         finally:
             seconds = self._clock() - start
             route = _route(request)
-            outcome = _outcome(request, status)
+            outcome = _outcome(request, exchange.failure, status)
             if asks_completion:
-                failure = request.get(FAILURE)
+                failure = exchange.failure
                 error_status = failure.status if failure is not None else None
-                fate = fate_of(status, outcome, error_status, resumed=RESUMED in request)
+                fate = fate_of(status, outcome, error_status, resumed=exchange.resumed)
                 self._telemetry.completion_ended(fate)
             if route not in PROBES:
                 self._telemetry.request(route, status, outcome, seconds)
                 # A client without a key does not decide what is recorded.
-                is_known = self._keys is None or TENANT in request
+                is_known = self._keys is None or exchange.tenant is not None
                 if self._spans is not None and traced is not None and is_known:
-                    attributes, error = _span_attributes(request, route, status, outcome)
+                    attributes, error = _span_attributes(
+                        request.method, exchange, route, status, outcome
+                    )
                     self._spans.end_request(traced, start, attributes, error)
-            _log(request, route, status, outcome, seconds)
+            _log(request.method, exchange, route, status, outcome, seconds)
 
-    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _answer(
+        self, request: web.Request, exchange: Exchange, handler: Handler
+    ) -> web.StreamResponse:
         try:
             edge.check_head(request.raw_path, request.raw_headers)
             if self._cors is not None and (answer := self._cors.preflight(request)) is not None:
                 return answer
             if self._keys is not None and _route(request) not in PROBES:
-                request[TENANT] = self._keys.tenant(
+                exchange.tenant = self._keys.tenant(
                     request.headers.get("Authorization"), request.headers.get(API_KEY_HEADER)
                 )
             return await handler(request)
         except RouterError as error:
-            request[FAILURE] = error.with_traceback(None)
+            exchange.failure = error.with_traceback(None)
             return error_response(error, request.path)
         except web.HTTPException as error:
             refusal = error_response(_from_http(request, error), request.path)
@@ -139,13 +126,13 @@ class Accounting:
         except (ConnectionError, TimeoutError):
             raise  # the client left, or does not read
         except Exception:
-            logger.exception("request %s: unexpected error", request[ID])
+            logger.exception("request %s: unexpected error", exchange.id)
             return error_response(InternalError(), request.path)
 
     async def finish_headers(self, request: web.Request, response: web.StreamResponse) -> None:
         """Headers of every answer."""
         # aiohttp answers an expectation that it does not know (417) before the middleware.
-        response.headers[REQUEST_ID_HEADER] = request.get(ID) or edge.request_id(None)
+        response.headers[REQUEST_ID_HEADER] = exchange_of(request).id or edge.request_id(None)
         response.headers.pop("Server", None)
         if self._cors is not None:
             self._cors.add_headers(request.headers, response.headers)
@@ -164,9 +151,8 @@ def _from_http(request: web.Request, error: web.HTTPException) -> BadRequestErro
     return BadRequestError(http_errors.otherwise_bad(error.status, error.reason))
 
 
-def _outcome(request: web.Request, status: int) -> Outcome:
+def _outcome(request: web.Request, failure: RouterError | None, status: int) -> Outcome:
     """An error that is the whole answer has its status; one after a head of 200 has another."""
-    failure = request.get(FAILURE)
     if status == CLIENT_GONE:
         return "client_gone"
     if failure is None or http_errors.status_for(request.path, failure.status) == status:
@@ -180,19 +166,19 @@ def _route(request: web.Request) -> str:
 
 
 def _span_attributes(
-    request: web.Request, route: str, status: int, outcome: Outcome
+    method: str, exchange: Exchange, route: str, status: int, outcome: Outcome
 ) -> tuple[Attributes, str | None]:
     """The attributes of its span, and the span's error."""
     attributes: dict[str, AttributeValue] = {
-        "http.request.method": request.method,
+        "http.request.method": method,
         "http.route": route,
         "http.response.status_code": status,
-        "sluice.request_id": request[ID],
+        "sluice.request_id": exchange.id,
         "sluice.outcome": outcome,
     }
-    if TENANT in request:
-        attributes["sluice.tenant"] = request[TENANT]
-    failure = request.get(FAILURE) if outcome != "client_gone" else None
+    if exchange.tenant is not None:
+        attributes["sluice.tenant"] = exchange.tenant
+    failure = exchange.failure if outcome != "client_gone" else None
     if failure is not None:
         attributes["error.type"] = failure.code
     elif status >= 400 and outcome != "client_gone":
@@ -200,22 +186,24 @@ def _span_attributes(
     return attributes, None if failure is None else str(failure)
 
 
-def _log(request: web.Request, route: str, status: int, outcome: Outcome, seconds: float) -> None:
+def _log(
+    method: str, exchange: Exchange, route: str, status: int, outcome: Outcome, seconds: float
+) -> None:
     served = route.startswith("/v1/")
-    failure = request.get(FAILURE)
+    failure = exchange.failure
     logger.log(
         logging.INFO if served or status >= 400 else logging.DEBUG,
         "%s %s %s %d %s engine=%s seconds=%.3f trace=%s%s%s%s",
-        request[ID],
-        request.method,
+        exchange.id,
+        method,
         route,
         status,
         outcome,
-        request.get(ENGINE, "-"),
+        exchange.engine or "-",
         seconds,
-        trace_id(request[TRACE]),
-        f" tenant={request[TENANT]}" if TENANT in request else "",
-        f" refused={request[REFUSAL]}" if REFUSAL in request else "",
+        trace_id(exchange.trace),
+        "" if exchange.tenant is None else f" tenant={exchange.tenant}",
+        "" if exchange.refusal is None else f" refused={exchange.refusal}",
         "" if failure is None else _reason(failure),
     )
 

@@ -16,29 +16,20 @@ from sluice_contract.http_errors import COUNT_TOKENS_PATH
 from sluice_contract.http_heads import BODY_SECONDS, ROUTING_KEY_HEADER
 
 from sluice_router import edge
-from sluice_router.accounting import (
-    ENGINE,
-    FAILURE,
-    ID,
-    REFUSAL,
-    RESUMED,
-    START,
-    TENANT,
-    TRACE,
-    Accounting,
-    Guard,
-)
+from sluice_router.accounting import Accounting, Guard
 from sluice_router.attempts import Call, Reply
+from sluice_router.byte_budget import Body, Budgets
 from sluice_router.engines import Clock
 from sluice_router.errors import BadRequestError, EngineRefusedError, RouterError, error_in
+from sluice_router.exchange import Exchange, exchange_of
 from sluice_router.forward import Dispatcher, ResumingForwarder
-from sluice_router.head_bytes import size_of
-from sluice_router.limits import Body, Budgets, Lifecycle, Uploads
+from sluice_router.lifecycle import Lifecycle
 from sluice_router.monitoring import health
 from sluice_router.pick import affinity_of
 from sluice_router.relay import Relay
 from sluice_router.resume import PrivateCallSigner, Progress
 from sluice_router.telemetry import COMPLETION_ROUTES, RouterSpans, Telemetry
+from sluice_router.tenants import Uploads
 
 
 @dataclass(frozen=True)
@@ -100,7 +91,7 @@ class Routes:
 
     async def completion(self, request: web.Request) -> web.StreamResponse:
         """A request with a body: checked, then passed through."""
-        body = Body(self._parts.budgets.bodies, request.get(TENANT))
+        body = Body(self._parts.budgets.bodies, exchange_of(request).tenant)
         try:
             return await self._forward(request, body)
         finally:
@@ -112,7 +103,7 @@ class Routes:
 
     async def tokens(self, request: web.Request) -> web.StreamResponse:
         """A text or its token ids, or how many these are, by the tokenizer of any engine."""
-        body = Body(self._parts.budgets.bodies, request.get(TENANT))
+        body = Body(self._parts.budgets.bodies, exchange_of(request).tenant)
         try:
             return await self._forward(request, body, generates=False)
         finally:
@@ -121,16 +112,17 @@ class Routes:
     async def _forward(
         self, request: web.Request, body: Body | None, *, generates: bool = True
     ) -> web.StreamResponse:
-        tenant = request.get(TENANT)
+        exchange = exchange_of(request)
+        tenant = exchange.tenant
         relay = Relay(request, self._parts.budgets.bodies, tenant)
         head = Body(self._parts.budgets.bodies, tenant)
         try:
-            head.hold(size_of(request))  # aiohttp keeps it until the end of the answer
-            headers = edge.request_headers(request.headers, request[ID], request[TRACE])
+            head.hold(exchange.head_bytes)  # aiohttp keeps it until the end of the answer
+            headers = edge.request_headers(request.headers, exchange.id, exchange.trace)
             async with self._parts.lifecycle.request():
                 progress, model, affinity = None, None, None
                 if body is not None:
-                    with self._upload(request):
+                    with self._upload(request, tenant):
                         fields = await _read_body(request, body)
                     model = fields.model
                     if generates:
@@ -141,21 +133,21 @@ class Routes:
                 call = Call(
                     method, path, headers, body, progress, affinity, tenant, model, generates
                 )
-                on_reply = partial(self._begun, request)
+                on_reply = partial(self._begun, request.path, exchange)
                 with self._parts.lifecycle.served(tenant):
                     return await self._forwarder.run(call, relay, on_reply)
         except RouterError as error:
-            request[FAILURE] = error.with_traceback(None)
+            exchange.failure = error.with_traceback(None)
             if isinstance(error, EngineRefusedError):
-                request[REFUSAL] = error_in(error.body).text
+                exchange.refusal = error_in(error.body).text
             return await relay.fail(error)
         finally:
             head.release()
 
-    def _upload(self, request: web.Request) -> AbstractContextManager[None]:
+    def _upload(self, request: web.Request, tenant: str | None) -> AbstractContextManager[None]:
         """While its body is on its way, the request may be ended for another tenant's connection.
         The error is set before the connection is closed, so that it is logged as the cause."""
-        uploads, tenant = self._parts.configured.uploads, request.get(TENANT)
+        uploads = self._parts.configured.uploads
         if uploads is None or tenant is None:
             return nullcontext()
 
@@ -179,15 +171,15 @@ class Routes:
             waited_seconds=lambda: clock() - since_seconds,
         )
 
-    def _begun(self, request: web.Request, reply: Reply) -> None:
-        if ENGINE in request:
-            request[RESUMED] = True
-        elif request.path in COMPLETION_ROUTES:
-            seconds = self._parts.clock() - request[START]
+    def _begun(self, path: str, exchange: Exchange, reply: Reply) -> None:
+        if exchange.engine is not None:
+            exchange.resumed = True
+        elif path in COMPLETION_ROUTES:
+            seconds = self._parts.clock() - exchange.start_seconds
             self._parts.telemetry.first_byte(seconds, streams=reply.streams_events)
-        request[ENGINE] = reply.target.name
+        exchange.engine = reply.target.name
         if reply.status >= HTTPStatus.BAD_REQUEST:
-            request[REFUSAL] = error_in(reply.first).text
+            exchange.refusal = error_in(reply.first).text
 
 
 async def _read_body(request: web.Request, body: Body) -> edge.BodyFields:

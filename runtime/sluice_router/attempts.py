@@ -28,6 +28,7 @@ from yarl import URL
 
 from sluice_router import sse
 from sluice_router.auth import SignTenant
+from sluice_router.byte_budget import SMALL_BYTES, Body
 from sluice_router.edge import response_headers
 from sluice_router.engines import EngineState
 from sluice_router.errors import (
@@ -44,7 +45,6 @@ from sluice_router.errors import (
     RouterError,
     error_in,
 )
-from sluice_router.limits import SMALL_BYTES, Body
 from sluice_router.pick import Affinity
 from sluice_router.resume import PrivateCallSigner, Progress, SignedBody, body_sha256
 from sluice_router.targets import SignPrefill, Target

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -100,7 +101,7 @@ class KubeClient:
 
     def _get(
         self, query: Mapping[str, str], timeout: aiohttp.ClientTimeout
-    ) -> aiohttp.client._RequestContextManager:
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         credentials = self._cluster.credentials()
         return self._session.get(
             self._cluster.url + self._path,

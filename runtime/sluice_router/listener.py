@@ -10,8 +10,12 @@ from typing import Final
 
 from aiohttp import web
 
-from sluice_router.connections import SOCKET_BUFFER_BYTES, Connection, ConnectionLimits
+from sluice_router.gate import ConnectionLimits, Gate
+from sluice_router.server_protocol import ServerProtocol, begin_request
 
+SOCKET_BUFFER_BYTES: Final = 65_536
+"""Socket buffer of each direction of a connection. The kernel would let it grow to megabytes, which
+count as the container's memory, and would hand over as much at once."""
 CHECK_SECONDS: Final = 0.05
 """Between two looks for connections that can be closed, while the router leaves."""
 BACKLOG: Final = 1024
@@ -25,6 +29,7 @@ class Listener:
         assert runner.server is not None
         self._limits = limits
         self._server = runner.server
+        self._server.request_factory = partial(begin_request, runner.server.request_factory)
         self._sockets: list[asyncio.Server] = []
 
     async def listen(self, hosts: Sequence[str], port: int) -> int:
@@ -34,10 +39,13 @@ class Listener:
             OSError: an address cannot be had.
         """
         loop = asyncio.get_running_loop()
+
+        def gate() -> Gate:
+            return ServerProtocol(self._server, self._limits, loop).gate
+
         for host in hosts:
             opened = _open_socket(host, port)
-            connection = partial(Connection, self._server, self._limits, loop)
-            self._sockets.append(await loop.create_server(connection, sock=opened, backlog=BACKLOG))
+            self._sockets.append(await loop.create_server(gate, sock=opened, backlog=BACKLOG))
             port = opened.getsockname()[1]
         return port
 
@@ -52,12 +60,11 @@ class Listener:
         Once no request is served (`is_idle`), accept no more: clients could else hold up the end
         with connections on which nothing comes.
         """
-        while connections := self._server.connections:
+        while self._limits.connections:
             if is_idle():
                 self.close()
-            for connection in connections:
-                assert isinstance(connection, Connection)
-                connection.close_if_quiet(quiet_seconds)
+            for gate in list(self._limits.connections):
+                gate.close_if_quiet(quiet_seconds)
             await asyncio.sleep(CHECK_SECONDS)
 
 

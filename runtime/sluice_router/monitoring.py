@@ -12,10 +12,11 @@ from typing import Final
 from aiohttp import web
 from sluice_contract.wire.load import EngineLoad, ServiceLoad
 
+from sluice_router.byte_budget import Budgets
 from sluice_router.engines import Clock, EngineState, Fleet, condition
 from sluice_router.errors import JSON_CONTENT_TYPE
 from sluice_router.forward import Dispatcher
-from sluice_router.limits import Budgets, Lifecycle
+from sluice_router.lifecycle import Lifecycle
 from sluice_router.telemetry import CONTENT_TYPE, RouterLoad, Telemetry
 
 MAX_WAIT_SECONDS: Final = 600

@@ -15,11 +15,13 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from typing import Final
 
-from aiohttp import web
+from aiohttp import HttpVersion, HttpVersion11, web
+from multidict import CIMultiDict
 from sluice_contract.http_errors import status_for
 
 from sluice_router import sse
 from sluice_router.attempts import Reply
+from sluice_router.byte_budget import SMALL_BYTES, Body, ByteBudget
 from sluice_router.errors import (
     JSON_CONTENT_TYPE,
     AttemptFailedError,
@@ -28,7 +30,6 @@ from sluice_router.errors import (
     SlowClientError,
     refusal,
 )
-from sluice_router.limits import SMALL_BYTES, Body, ByteBudget
 from sluice_router.resume import Progress
 
 FAIL_SECONDS: Final = 2.0
@@ -53,13 +54,21 @@ class ErrorEventError(Exception):
 def error_response(error: RouterError, path: str) -> web.Response:
     """An error as the whole answer of the route with this path."""
     status = status_for(path, error.status)
-    return web.Response(status=status, headers=error.headers, body=error.body_for(path))
+    response = web.Response(status=status, headers=error.headers, body=error.body_for(path))
+    if "Connection" in response.headers:
+        response.force_close()  # the header alone does not close it
+    return response
 
 
-class _Response(web.StreamResponse):
-    """A response whose head is sent with its first bytes: both are there when an answer begins."""
-
-    _send_headers_immediately = False  # aiohttp's own class for whole responses sets it, too
+def _response(status: int, headers: CIMultiDict[str], version: HttpVersion) -> web.StreamResponse:
+    """A response whose head waits for its first bytes, as aiohttp's for whole answers do. These
+    have a length, or chunks, which HTTP/1.0 has not."""
+    if version < HttpVersion11:
+        return web.StreamResponse(status=status, headers=headers)
+    response = web.Response(status=status, headers=headers)
+    if "Content-Length" not in headers:
+        response.enable_chunked_encoding()
+    return response
 
 
 class Relay:
@@ -164,15 +173,16 @@ class Relay:
     async def _begin(self, reply: Reply, whole_bytes: int | None = None) -> web.StreamResponse:
         """The response, whose head waits for its first bytes; `whole_bytes`: of the answer, where
         events brought it and the client did not ask for events."""
-        response = _Response(status=reply.status, headers=reply.headers)
-        self._response, self._streams = response, reply.streams_events and whole_bytes is None
+        headers = CIMultiDict(reply.headers)
+        self._streams = reply.streams_events and whole_bytes is None
         if self._streams:
-            response.headers.update(NO_BUFFERING)
+            headers.update(NO_BUFFERING)
         if whole_bytes is not None:
             for name in NO_BUFFERING:
-                response.headers.popall(name, None)
-            response.headers["Content-Type"] = JSON_CONTENT_TYPE
-            response.content_length = whole_bytes
+                headers.popall(name, None)
+            headers["Content-Type"] = JSON_CONTENT_TYPE
+            headers["Content-Length"] = str(whole_bytes)
+        self._response = response = _response(reply.status, headers, self._request.version)
         await response.prepare(self._request)
         return response
 

@@ -30,7 +30,7 @@ from sluice_contract.wire.private_calls import (
 )
 
 from sluice_router import sse
-from sluice_router.limits import SMALL_BYTES
+from sluice_router.byte_budget import SMALL_BYTES
 
 _DATA: Final = b"data: "
 _ID_BYTES: Final = 4

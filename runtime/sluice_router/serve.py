@@ -30,20 +30,22 @@ from sluice_router.accounting import UNKNOWN_ROUTE, Guard
 from sluice_router.app import ConfiguredParts, Parts, build_app
 from sluice_router.attempts import EngineCalls, Sender, open_session
 from sluice_router.auth import ApiKeys, tenant_signer
-from sluice_router.connections import ConnectionLimits
+from sluice_router.byte_budget import split_budget
 from sluice_router.discovery import LoadPoller, SliceFollower, slice_client
 from sluice_router.edge import CorsHeaders
 from sluice_router.engines import Endpoint, Fleet, Phase
 from sluice_router.forward import Dispatcher
+from sluice_router.gate import ConnectionLimits
 from sluice_router.hand_back import HandBacks
 from sluice_router.kube import Cluster, in_cluster
-from sluice_router.limits import Lifecycle, Uploads, split_budget
+from sluice_router.lifecycle import Lifecycle
 from sluice_router.listener import Listener
 from sluice_router.monitoring import Monitoring
 from sluice_router.pool_roles import PoolRoles
 from sluice_router.resume import PrivateCallSigner
 from sluice_router.targets import chooser, prefill_signer
 from sluice_router.telemetry import RouterSpans, Telemetry
+from sluice_router.tenants import Uploads
 
 logger = logging.getLogger("sluice.router")
 

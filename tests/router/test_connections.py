@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -15,7 +16,7 @@ import pytest
 from aiohttp import web
 from sluice_contract.config.router import Auth
 from sluice_contract.http_heads import MAX_HEAD_BYTES
-from sluice_router import connections, listener
+from sluice_router import gate, listener
 
 from tests.patience import PATIENCE_SECONDS
 from tests.router import fakes
@@ -28,6 +29,11 @@ ASK = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
 PART_OF_A_HEAD = b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"X-A: %s\r\n" % (b"x" * 8000) * 5
 UNREAD_ASKS = 500
 """So many answers of 401 fill every buffer between a router and a client that reads nothing."""
+MANY_HEADERS = b"GET / HTTP/1.1\r\nHost: x\r\n" + b"A:\r\n" * 300 + b"\r\n"
+"""aiohttp stops at 256 headers from 3.14 on; before, the router's own check finds them."""
+SINCE_3_14 = pytest.mark.skipif(
+    tuple(map(int, aiohttp.__version__.split(".")[:2])) < (3, 14), reason="aiohttp takes it"
+)
 CHUNKED = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 CHUNK = b"%x\r\n%s\r\n"
 
@@ -115,7 +121,7 @@ async def test_what_comes_behind_an_unfinished_answer_is_counted_and_then_timed(
         await until_buffered(router, client, 0, 200)
         slow.writer.write(PART_OF_A_HEAD)
         await until_buffered(router, client, 8000, 2 * len(PART_OF_A_HEAD))
-        monkeypatch.setattr(connections, "HEAD_SECONDS", LATE_SECONDS)
+        monkeypatch.setattr(gate, "HEAD_SECONDS", LATE_SECONDS)
         engine.gate.set()
         assert (await asked).body.endswith(fakes.DONE)
         late = await asyncio.wait_for(slow.answer(), PATIENCE_SECONDS)
@@ -131,7 +137,7 @@ async def test_a_partial_head_in_the_packet_of_a_whole_request_is_counted_and_ti
         fakes.running_router(engine.url) as router,
         raw_connection(router.url) as slow,
     ):
-        monkeypatch.setattr(connections, "HEAD_SECONDS", LATE_SECONDS)
+        monkeypatch.setattr(gate, "HEAD_SECONDS", LATE_SECONDS)
         slow.writer.write(request_bytes() + PART_OF_A_HEAD[:30_000])
         assert (await slow.answer()).status == 200
         assert 0 < await buffered_bytes(router, client) <= 40_000
@@ -185,11 +191,29 @@ async def pipelined_requests_are_answered(
         assert (await pipelining.ask()).status == 200
 
 
+async def test_a_long_request_behind_an_answer_is_served() -> None:
+    """More waits than one head may have, for that is not known before it is looked at."""
+    long = b'{"prompt": "%s"}' % (b"x" * 2 * MAX_HEAD_BYTES)
+    async with (
+        fakes.running_engine(fakes.streams_when_let) as engine,
+        fakes.running_router(engine.url) as router,
+        raw_connection(router.url) as one,
+    ):
+        first = asyncio.create_task(one.ask())
+        await asyncio.wait_for(engine.asked.wait(), PATIENCE_SECONDS)
+        one.writer.write(request_bytes(long))
+        await asyncio.sleep(0.05)
+        engine.gate.set()
+        assert (await first).status == 200
+        assert (await asyncio.wait_for(one.answer(), PATIENCE_SECONDS)).status == 200
+        assert engine.calls[1][2] == long
+
+
 async def test_many_small_heads_at_once_are_not_taken_for_one_long_head(
     client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than aiohttp parses ahead, and more bytes than one head may have."""
-    monkeypatch.setattr(connections, "MAX_HEAD_BYTES", 2048)
+    monkeypatch.setattr(gate, "MAX_HEAD_BYTES", 2048)
     asked = b"GET /health HTTP/1.1\r\nHost: x\r\nX-A: %s\r\n\r\n" % (b"x" * 50)
     async with (
         fakes.running_router("http://127.0.0.1:9") as router,
@@ -252,7 +276,7 @@ async def test_a_head_or_trailers_of_more_than_the_cap_in_all_are_answered_431(
 async def test_a_client_that_reads_no_answer_holds_up_no_drain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "WRITE_SECONDS", 0.2)
+    monkeypatch.setattr(gate, "WRITE_SECONDS", 0.2)
     monkeypatch.setattr(listener, "SOCKET_BUFFER_BYTES", 4096)
     server = {"drain_seconds": 2 * PATIENCE_SECONDS}
     async with (
@@ -305,7 +329,7 @@ async def test_connections_that_were_answered_keep_nobody_out(
     """Two of them need no key, so anybody could open as many as there may be."""
     monkeypatch.setattr(listener, "SOCKET_BUFFER_BYTES", 4096)
     for name in ("DISCARD_SECONDS", "WRITE_SECONDS"):
-        monkeypatch.setattr(connections, name, 2 * PATIENCE_SECONDS)
+        monkeypatch.setattr(gate, name, 2 * PATIENCE_SECONDS)
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(fakes.running_engine(answers_50_kilobytes))
         server, auth = {"max_connections": 3}, keys_in(tmp_path)
@@ -342,11 +366,12 @@ async def test_bodies_that_do_not_come_are_no_requests_that_are_served(
     ("sent", "status", "code"),
     [
         (b"this is no request\r\n\r\n", 400, "bad_request"),
-        (b"GET /health HTTP/1.1\r\n\r\n", 400, "bad_request"),
-        (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"A:\r\n" * 300 + b"\r\n", 431, "head_too_large"),
+        pytest.param(b"GET /health HTTP/1.1\r\n\r\n", 400, "bad_request", marks=SINCE_3_14),
+        (MANY_HEADERS, 431, "head_too_large|too_many_headers"),
+        (MANY_HEADERS.replace(b"A:\r\n" * 200, b""), 431, "too_many_headers"),
         (b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"x" * 70_000, 431, "head_too_large"),
     ],
-    ids=["no HTTP", "no host", "many headers", "a long header"],
+    ids=["no HTTP", "no host", "very many headers", "many headers", "a long header"],
 )
 async def test_what_the_library_refuses_is_answered_in_json_and_logged_without_a_traceback(
     sent: bytes, status: int, code: str, caplog: pytest.LogCaptureFixture
@@ -358,7 +383,7 @@ async def test_what_the_library_refuses_is_answered_in_json_and_logged_without_a
         one.writer.write(sent)
         answer = await asyncio.wait_for(one.answer(), PATIENCE_SECONDS)
         assert (answer.status, answer.closes) == (status, True)
-        assert json.loads(answer.body)["error"]["code"] == code
+        assert re.fullmatch(code, json.loads(answer.body)["error"]["code"])
         assert b"server:" not in answer.headers.lower()
         assert await one.reader.read() == b""
     assert not [record for record in caplog.records if record.exc_info]

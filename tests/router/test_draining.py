@@ -72,7 +72,7 @@ async def test_latecomers_are_served_while_the_cluster_catches_up(
         assert seconds == LAME_DUCK_SECONDS
         await caught_up.wait()
 
-    monkeypatch.setattr("sluice_router.limits.sleep", sleep)
+    monkeypatch.setattr("sluice_router.lifecycle.sleep", sleep)
     server = {"drain_seconds": drain_seconds, "lame_duck_seconds": LAME_DUCK_SECONDS}
     async with (
         fakes.running_engine(fakes.streams) as engine,

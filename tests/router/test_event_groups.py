@@ -13,8 +13,8 @@ import pytest
 from aiohttp import web
 from sluice_contract.wire.private_calls import MORE_LINE, AnswerStart, EventComment, comment_line
 from sluice_router import relay
+from sluice_router.byte_budget import SMALL_BYTES, Body, ByteBudget
 from sluice_router.errors import OverloadedError
-from sluice_router.limits import SMALL_BYTES, Body, ByteBudget
 from sluice_router.sse import DONE
 
 from tests.patience import PATIENCE_SECONDS

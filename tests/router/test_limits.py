@@ -16,9 +16,10 @@ import pytest
 from aiohttp import web
 from sluice_contract.config.router import Auth
 from sluice_contract.wire.private_calls import AnswerStart, EventComment, comment_line
-from sluice_router import app, connections
+from sluice_router import app, gate
+from sluice_router.byte_budget import SMALL_BYTES, Body, ByteBudget
 from sluice_router.errors import OverloadedError
-from sluice_router.limits import SMALL_BYTES, Body, ByteBudget, Lifecycle
+from sluice_router.lifecycle import Lifecycle
 
 from tests.patience import PATIENCE_SECONDS
 from tests.router import fakes
@@ -174,11 +175,11 @@ async def test_a_head_that_does_not_end_is_answered_408(
         AsyncExitStack() as stack,
     ):
         if not answered_before:
-            monkeypatch.setattr(connections, "HEAD_SECONDS", LATE_SECONDS)
+            monkeypatch.setattr(gate, "HEAD_SECONDS", LATE_SECONDS)
         slow = await stack.enter_async_context(raw_connection(router.url))
         if answered_before:
             assert (await slow.ask()).status == 200
-            monkeypatch.setattr(connections, "HEAD_SECONDS", LATE_SECONDS)
+            monkeypatch.setattr(gate, "HEAD_SECONDS", LATE_SECONDS)
         slow.writer.write(b"POST /v1/completions HTTP/1.1\r\nX-A: ")
         answer = await asyncio.wait_for(slow.answer(), PATIENCE_SECONDS)
         assert (answer.status, answer.closes) == (408, True)
@@ -211,7 +212,7 @@ async def test_heads_count_against_the_budget_until_they_are_complete() -> None:
 async def test_a_silent_new_connection_is_closed_without_an_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connections, "HEAD_SECONDS", LATE_SECONDS)
+    monkeypatch.setattr(gate, "HEAD_SECONDS", LATE_SECONDS)
     async with (
         fakes.running_router("http://127.0.0.1:9") as router,
         raw_connection(router.url) as silent,

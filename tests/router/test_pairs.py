@@ -23,9 +23,9 @@ from sluice_contract.config.router import Upstream, parse_router_config
 from sluice_contract.wire.handover import PREFILL_HEADER, PrefillRef, verified_header
 from sluice_router import engines
 from sluice_router.attempts import Call, Sender
+from sluice_router.byte_budget import Body, ByteBudget
 from sluice_router.engines import Endpoint, Fleet, Phase
 from sluice_router.forward import Dispatcher, RequestHistory
-from sluice_router.limits import Body, ByteBudget
 from sluice_router.targets import chooser, prefill_signer
 
 from tests.patience import PATIENCE_SECONDS

@@ -13,11 +13,12 @@ import openai
 import pytest
 from aiohttp import web
 from sluice_contract.wire.spans import trace_id
-from sluice_router.connections import Connection
+from sluice_router.gate import Gate
 from yarl import URL
 
 from tests.patience import PATIENCE_SECONDS
 from tests.router import fakes
+from tests.router.raw_client import raw_connection, request_bytes
 
 TRACEPARENT = f"00-{'a' * 32}-{'b' * 16}-01"
 BODY = b'{"model": "m", "prompt": "x",  "stream": true}'
@@ -59,7 +60,7 @@ async def test_the_head_goes_out_with_the_first_event(
 ) -> None:
     written: list[bytes] = []
 
-    def connected(connection: Connection, transport: Any) -> None:
+    def connected(connection: Gate, transport: Any) -> None:
         write = transport.write
 
         def recorded(data: bytes) -> None:
@@ -69,8 +70,8 @@ async def test_the_head_goes_out_with_the_first_event(
         transport.write = recorded
         accept(connection, transport)
 
-    accept = Connection.connection_made
-    monkeypatch.setattr(Connection, "connection_made", connected)
+    accept = Gate.connection_made
+    monkeypatch.setattr(Gate, "connection_made", connected)
     async with (
         fakes.running_engine(fakes.streams) as engine,
         fakes.running_router(engine.url) as router,
@@ -79,6 +80,19 @@ async def test_the_head_goes_out_with_the_first_event(
         await response.read()
     assert written[0].startswith(b"HTTP/1.1 200")
     assert fakes.EVENT % 0 in written[0]
+
+
+async def test_a_client_of_http_1_0_gets_a_stream_without_chunks() -> None:
+    async with (
+        fakes.running_engine(fakes.streams) as engine,
+        fakes.running_router(engine.url) as router,
+        raw_connection(router.url) as one,
+    ):
+        one.writer.write(request_bytes(BODY).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        answer = await asyncio.wait_for(one.reader.read(), PATIENCE_SECONDS)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head.lower()
+    assert body == b"".join(fakes.EVENT % number for number in range(3)) + fakes.DONE
 
 
 async def test_only_allowed_headers_reach_the_engine(client: aiohttp.ClientSession) -> None:

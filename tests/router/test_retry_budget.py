@@ -13,10 +13,10 @@ from sluice_contract.cluster.labels import Role
 from sluice_contract.config.router import Upstream
 from sluice_contract.wire.private_calls import AnswerStart, EventComment, comment_line
 from sluice_router.attempts import Call, Sender
+from sluice_router.byte_budget import Body, ByteBudget
 from sluice_router.engines import Endpoint, EngineState, Fleet, Phase, ReceivedReport, has_capacity
 from sluice_router.errors import AttemptFailedError, EngineRefusedError, RetryReason, RouterError
 from sluice_router.forward import Dispatcher, RequestHistory
-from sluice_router.limits import Body, ByteBudget
 from sluice_router.resume import Progress
 from sluice_router.retry_budget import (
     EXPIRY_SECONDS,

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 from aiohttp import web
-from sluice_router import connections, relay
+from sluice_router import gate, relay
 
 from tests.patience import PATIENCE_SECONDS
 from tests.router import fakes
@@ -62,7 +62,7 @@ async def asking(url: str) -> AsyncIterator[asyncio.StreamReader]:
 async def test_a_client_that_takes_nothing_is_given_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(connections, "WRITE_SECONDS", 0.2)
+    monkeypatch.setattr(gate, "WRITE_SECONDS", 0.2)
     async with (
         fakes.running_engine(fills_every_buffer) as engine,
         fakes.running_router(engine.url) as router,

@@ -23,7 +23,7 @@ from sluice_contract.wire.tenants import (
     signed_tenant,
     verified_tenant,
 )
-from sluice_router.limits import SMALL_BYTES
+from sluice_router.byte_budget import SMALL_BYTES
 from sluice_router.pick import affinity_of
 
 from tests.patience import PATIENCE_SECONDS

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from sluice_contract.config.router import Auth
 from sluice_router.errors import RouterError
-from sluice_router.limits import Uploads
+from sluice_router.tenants import Uploads
 
 from tests.patience import PATIENCE_SECONDS
 from tests.router import fakes

@@ -41,7 +41,7 @@ ACCELERATOR_MISSING: Final = "AcceleratorMissing"
 NO_PREEMPTION: Final = re.compile(r"(?<=\.) not found$")
 """Ending about preemption that the scheduler adds to a message about a pod's claims."""
 LASTING_REASONS: Final = MODEL_REASONS | {
-    "InvalidConfig", "UnsupportedLibrary", "OutOfMemory", "InvalidImageName", ACCELERATOR_MISSING,
+    "InvalidConfig", "OutOfMemory", "InvalidImageName", ACCELERATOR_MISSING,
 }  # fmt: skip
 """Failures that no amount of waiting cures; a repeated `OOMKilled` is another. `OutOfMemory` is an
 engine that cannot start; one whose step finds no memory ends that step's requests and continues."""

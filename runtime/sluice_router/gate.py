@@ -1,0 +1,451 @@
+"""The gate in front of the HTTP library, which bounds bytes and time of a client's connection.
+
+The gate parses no HTTP: it passes bytes on and counts them. The library says when a request began,
+whose head and body explain some of the bytes, and when its answer ended. What comes while a whole
+request is answered waits here.
+
+A client may send its next request at any moment on a connection that it was not told to give up.
+So a connection is closed only after an answer that said `Connection: close`, or after it was quiet
+for a while. Knows no routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+import aiohttp
+from aiohttp import web
+from sluice_contract import http_errors
+from sluice_contract.http_heads import HEAD_SECONDS, MAX_HEAD_BYTES, MAX_HEADER_BYTES
+
+from sluice_router.byte_budget import HeadBudget
+from sluice_router.errors import BadRequestError, OverloadedError, RouterError
+from sluice_router.tenants import Uploads
+
+MAX_WAITING_BYTES: Final = 65_536
+"""Bytes behind a request that is answered, from which on a connection is not read."""
+UNEXPLAINED_BYTES: Final = 256
+"""Most bytes that are taken for no head though they are no request's: blanks in heads, and frames
+of chunks."""
+DISCARD_SECONDS: Final = 10.0
+"""How long a client that was refused may go on sending its body."""
+SILENT_SECONDS: Final = 0.2
+"""How long a connection may be silent on which nothing ever came, while the router leaves."""
+WRITE_SECONDS = 45.0
+"""A client that reads nothing for this long is disconnected. Engines wait longer (60 s) for us."""
+
+Written = tuple[web.StreamResponse, bool]
+"""An answer, and whether its client left before the end."""
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """What all connections share."""
+
+    max_connections: int
+    heads: HeadBudget
+    """Counts unfinished heads and what waits behind a request. The head of a request that is served
+    counts with its body. Between the two it is nobody's: in the same turn of the loop its request
+    is either counted so or refused, and the head of a refused one is dropped as soon as its client
+    has read the answer and sent its body; a client that keeps us waiting is counted here again."""
+    uploads: Uploads | None
+    """Bodies that are on their way, where API keys are required."""
+    on_refusal: Callable[[int], None]
+    """Called with the status of each answer that is made before there is a request."""
+    connections: set[Gate] = field(default_factory=set)
+    """All connections."""
+    waiting: dict[Gate, None] = field(default_factory=dict)
+    """Connections that wait for a request; first the one that has waited longest."""
+    holding: dict[Gate, None] = field(default_factory=dict)
+    """Connections whose bytes of heads make way for others; first the one that has got nothing for
+    longest."""
+    answered: dict[Gate, None] = field(default_factory=dict)
+    """Connections that only stay until their client has read an answer, or sent a body's rest."""
+
+    def free_head_bytes(self, count: int, coming: Gate) -> bool:
+        """Whether `count` more bytes of `coming` fit, if need be once others are given up.
+
+        Those are others that hold some, first the one that has got nothing for longest; none if
+        that is not enough.
+        """
+        missing = self.heads.missing(count)
+        given_up: list[Gate] = []
+        holding = iter(self.holding if missing > 0 else ())
+        while missing > 0 and (gate := next(holding, None)) is not None:
+            if gate is not coming and not gate.is_settling:
+                missing -= gate.counted_bytes
+                given_up.append(gate)
+        if missing > 0:
+            return False
+        for gate in given_up:
+            gate.give_up(self.heads.refusal())
+        return True
+
+    def close_one(self) -> bool:
+        """Close a connection; False where all have requests that are not answered, and no tenant
+        has more than its share of those whose body is on its way."""
+        if (answered := next(iter(self.answered), None)) is not None:
+            answered.abort()  # closing would wait for the client
+            return True
+        waiting = (gate for gate in self.waiting if not gate.has_unread_bytes())
+        if (longest := next(waiting, None)) is None:
+            return self.uploads is not None and self.uploads.end_one()
+        longest.close()
+        return True
+
+
+class Gate(asyncio.Protocol):
+    """One connection of a client, whose bytes and time are bounded in every state.
+
+    Bytes of unfinished heads count against the budget of heads. So does what comes while a whole
+    request is answered, which waits; after `MAX_WAITING_BYTES` of it nothing more is read.
+    """
+
+    __slots__ = (
+        "_answered_head", "_answers", "_behind", "_body", "_ends_clean", "_given", "_head_timer",
+        "_is_closed", "_is_deaf", "_library", "_library_reads", "_limits", "_loop", "_quiet_since",
+        "_reads", "_transport", "_waits", "_write_timer", "counted_bytes", "is_settling",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        library: web.RequestHandler,
+        limits: ConnectionLimits,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._library = library
+        self._limits = limits
+        self._loop = loop
+        self._transport: asyncio.Transport
+        self._answers = 0
+        """Requests that were answered."""
+        self._waits = True
+        """Whether the library waits for a request."""
+        self._body: aiohttp.StreamReader | None = None
+        """Body of the request that is answered."""
+        self._given = 0
+        """Bytes that the library got, without requests that were answered and this one's head."""
+        self._ends_clean = False
+        """Whether the last of them end a head, or a chunked body."""
+        self._behind = bytearray()
+        """What came while a request was answered; the library has not seen it."""
+        self._answered_head = 0
+        """Bytes of the head of an answered request whose client still sends its body."""
+        self.counted_bytes = 0
+        """Bytes that the budget of heads holds for this connection."""
+        self.is_settling = False
+        """Whether the library got bytes in this turn of the loop, which may begin a request."""
+        self._is_deaf = False
+        """Whether nothing more is taken from the client."""
+        self._is_closed = False
+        self._library_reads = self._reads = True
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        """Runs while the client has more to read than may wait."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client connected."""
+        limits = self._limits
+        self._transport = cast(asyncio.Transport, transport)
+        self._quiet_since = self._loop.time()
+        is_full = len(limits.connections) >= limits.max_connections
+        limits.connections.add(self)
+        self._library.connection_made(
+            cast(asyncio.Transport, LibraryTransport(self, self._transport))
+        )
+        if is_full and not limits.close_one():
+            limit = f"{limits.max_connections} connections (server.maxConnections)"
+            self.refuse(OverloadedError(f"the router has {limit}"))
+        else:
+            limits.waiting[self] = None
+            self._start_head_timer()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes from the client."""
+        self._quiet_since = self._loop.time()
+        if self._is_deaf:
+            return
+        if self._waits or not (self._body is None or self._body.is_eof()):
+            self._feed(data)
+        else:  # reading goes on for a little, for that is how a client that leaves is noticed
+            self._behind += data
+            self._read_or_pause()
+            self._count()
+
+    def eof_received(self) -> None:
+        """The client sends nothing more: it gets nothing more either."""
+        self.close()
+
+    def pause_writing(self) -> None:
+        """The client does not read; it has a while."""
+        self._write_timer = self._loop.call_later(WRITE_SECONDS, self._transport.abort)
+        self._library.pause_writing()
+
+    def resume_writing(self) -> None:
+        """The client has read."""
+        self._stop_write_timer()
+        self._library.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is over."""
+        self._end()
+        self._stop_write_timer()
+        self._limits.connections.discard(self)
+        self._limits.answered.pop(self, None)
+        self._library.connection_lost(exc)
+
+    def has_unread_bytes(self) -> bool:
+        """Whether bytes of the client are here that may begin a request."""
+        if self.is_settling:
+            return True
+        poll = select.poll()
+        poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return bool(poll.poll(0))
+
+    def began(self, request: web.BaseRequest, head_bytes: int) -> None:
+        """The library took a request."""
+        self._body = request.content
+        self._given = max(0, self._given - head_bytes)
+        self._waits = False
+        self._limits.waiting.pop(self, None)
+        self._stop_head_timer()
+        self._count()
+        if self._behind and not self._body.is_eof():
+            self._feed(self._take_behind())
+
+    async def finish(self, writing: Coroutine[Any, Any, Written], head_bytes: int) -> Written:
+        """Finish the answer to the request, whose head has so many bytes, and then its body."""
+        self._limits.answered[self] = None
+        written = await writing
+        if self._body is not None and not self._body.is_eof():
+            self._answered_head = head_bytes  # it is held for so long, too
+            self._count()
+            await _discard_rest(self._body)
+            self._answered_head = 0
+        self._limits.answered.pop(self, None)
+        self._quiet_since = self._loop.time()
+        self._given = self._loose_bytes()
+        self._body = None
+        self._answers += 1
+        if self._given or self._behind:
+            # The library takes its next request, if there is one, in the next turn of the loop.
+            call_soon = self._loop.call_soon
+            call_soon(call_soon, self._wait_for_request, self._answers)
+        else:
+            self._wait_for_request(self._answers)
+        return written
+
+    def refuse(self, error: RouterError) -> None:
+        """Answer without a request, and close."""
+        if self._is_closed:
+            return
+        self._limits.on_refusal(error.status)
+        retry = error.retry_after_seconds
+        headers = "" if retry is None else f"retry-after: {retry}\r\n"
+        self._transport.write(http_errors.closing_response(error.status, error.body, headers))
+        self.close()
+
+    def give_up(self, error: RouterError) -> None:
+        """Give all its bytes back and refuse what comes in. An answer to an earlier request is
+        finished before the end; requests that wait behind that get none."""
+        was_answered, waited = self._answered_head > 0, self._waits
+        self._drop()
+        if waited:
+            self.refuse(error)
+            return
+        self._is_deaf = True
+        if self._body is not None and not self._body.is_eof():
+            self._body.set_exception(error)
+        self._library.close()
+        if was_answered:
+            self.abort()  # closing would wait for the client
+
+    def close_if_quiet(self, quiet_seconds: float) -> None:
+        """Close it if it has waited for a request for so long and none is on its way in; sooner, if
+        nothing ever came, for no answer promised to keep it."""
+        is_new = not (self._answers or self._given)
+        limit = min(quiet_seconds, SILENT_SECONDS) if is_new else quiet_seconds
+        is_quiet = self._waits and self._loop.time() - self._quiet_since >= limit
+        if is_quiet and not self.has_unread_bytes():
+            self.close()
+
+    def close(self) -> None:
+        """Close it once the client has what was written, or after a while without."""
+        if self._is_closed:
+            return
+        self._end()
+        self._transport.set_write_buffer_limits(high=0)  # pauses writing until all is written
+        self._transport.close()
+        if self._write_timer is not None:
+            self._limits.answered[self] = None
+
+    def abort(self) -> None:
+        """Close it at once."""
+        self._limits.answered.pop(self, None)
+        self._transport.abort()
+
+    def set_library_reads(self, reads: bool) -> None:
+        """Whether the library takes more of a body."""
+        self._library_reads = reads
+        self._read_or_pause()
+
+    def _read_or_pause(self) -> None:
+        reads = self._library_reads and len(self._behind) < MAX_WAITING_BYTES
+        if reads == self._reads or self._is_closed:
+            return
+        self._reads = reads
+        if reads:
+            self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()
+
+    def _feed(self, data: bytes) -> None:
+        """Give the library bytes; it takes a request that they begin in the next turn."""
+        body = self._body
+        before = 0 if body is None else body.total_bytes
+        self._given += len(data)
+        self._ends_clean = data.endswith(b"\r\n\r\n")
+        self._library.data_received(data)
+        if body is None:
+            if not self.is_settling:
+                self.is_settling = True
+                self._loop.call_soon(self._settle)
+            return
+        if body.total_bytes > before or body.is_eof():  # frames before this piece are no more
+            self._given = min(self._given, body.total_bytes + len(data))
+        elif self._loose_bytes() > MAX_HEAD_BYTES:
+            self.give_up(BadRequestError(http_errors.head_too_long()))
+        self._count()
+
+    def _settle(self) -> None:
+        """Count and time what the library got, unless a request began with it."""
+        self.is_settling = False
+        if not self._waits:
+            return
+        self._count()
+        if self._given > MAX_HEAD_BYTES:
+            self.give_up(BadRequestError(http_errors.head_too_long()))
+        elif self._given:
+            self._limits.waiting.pop(self)
+            self._limits.waiting[self] = None
+            self._start_head_timer()
+
+    def _wait_for_request(self, answers: int) -> None:
+        """The library waits for a request, unless one began after so many, and gets what waits."""
+        if self._body is not None or answers != self._answers:
+            return
+        if self._is_deaf:
+            self.close()
+            return
+        if self._ends_clean or self._given <= UNEXPLAINED_BYTES:
+            self._given = 0
+        self._waits = True
+        self._limits.waiting[self] = None
+        if self._behind:
+            self._feed(self._take_behind())
+        else:
+            self._settle()
+
+    def _take_behind(self) -> bytes:
+        data, self._behind = bytes(self._behind), bytearray()
+        self._read_or_pause()
+        return data
+
+    def _loose_bytes(self) -> int:
+        """Bytes that the library got and no request explains: of heads, trailers, frames."""
+        return max(0, self._given - (0 if self._body is None else self._body.total_bytes))
+
+    def _count(self) -> None:
+        """Count all that is held; what does not fit ends the connection."""
+        loose, limits = self._loose_bytes(), self._limits
+        holds = loose + len(self._behind) + self._answered_head
+        more = holds - self.counted_bytes
+        if not holds and not more:
+            return
+        if more > 0 and not limits.free_head_bytes(more, self):
+            self.give_up(limits.heads.refusal())
+            return
+        limits.heads.held_bytes += more
+        self.counted_bytes = holds
+        limits.holding.pop(self, None)
+        # Not for the few bytes between two chunks of a body that is being read.
+        is_reading = self._body is not None and not self._body.is_eof()
+        if holds > (MAX_HEADER_BYTES if is_reading and not self._answered_head else 0):
+            limits.holding[self] = None
+
+    def _drop(self) -> None:
+        self._given = self._answered_head = 0
+        self._behind.clear()
+        self._count()
+
+    def _end(self) -> None:
+        self._is_deaf = self._is_closed = True
+        self._waits = False
+        self._limits.waiting.pop(self, None)
+        self._stop_head_timer()
+        self._drop()
+
+    def _start_head_timer(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self._loop.call_later(HEAD_SECONDS, self._head_is_late)
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def _head_is_late(self) -> None:
+        """A client that sent nothing at all gets no answer: it may keep connections for later."""
+        if self._given:
+            self.refuse(BadRequestError(http_errors.head_too_late(HEAD_SECONDS)))
+        else:
+            self.close()
+
+
+class LibraryTransport:
+    """The client's transport for the HTTP library: the gate decides when it is read and closed."""
+
+    __slots__ = ("_gate", "_transport", "is_closing", "write")
+
+    def __init__(self, gate: Gate, transport: asyncio.Transport) -> None:
+        self._gate = gate
+        self._transport = transport
+        self.write = transport.write
+        self.is_closing = transport.is_closing
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def close(self) -> None:
+        """Close it once the client has read everything."""
+        self._gate.close()
+
+    def pause_reading(self) -> None:
+        """Read no more of a body."""
+        self._gate.set_library_reads(False)
+
+    def resume_reading(self) -> None:
+        """Read on."""
+        self._gate.set_library_reads(True)
+
+
+async def _discard_rest(body: aiohttp.StreamReader) -> None:
+    """Read what a client still sends after it was refused: it would not see the answer otherwise.
+
+    When it goes on for too long, aiohttp closes the connection.
+    """
+    try:
+        async with asyncio.timeout(DISCARD_SECONDS):
+            while not body.is_eof():
+                await body.readany()
+    except (TimeoutError, RuntimeError, OSError, aiohttp.ClientError, RouterError):
+        return  # RuntimeError: the connection is closed
