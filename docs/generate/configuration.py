@@ -68,7 +68,7 @@ MORE: Final = """\
 More of each in [scheduling](scheduling.md#policies), figures in
 [policies compared](../explanation/policies.md)."""
 BY_ACCELERATOR: Final = """\
-By product, else by the memory of one GPU; on CPUs 512, 0 and 0.85. Of two numbers the second
+By product, else by the memory of one GPU; on CPUs 512, 0 and 85. Of two numbers the second
 holds from {wide} GPUs on. A MIG instance or a shared GPU is sized by its own memory.
 `sluice simulate` and `sluice explain` use the table too.
 

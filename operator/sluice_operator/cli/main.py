@@ -222,14 +222,14 @@ def _parser() -> argparse.ArgumentParser:
         if command is _rules:
             text = "where the files of docs/runbooks are served: what `runbook_url` begins with"
             sub.add_argument("--runbook-url-base", default="", help=text)
-    text = "simulates a trace on an engine (extra `simulate`); see its --help"
+    text = "simulates a trace on an engine; see its --help"
     commands.add_parser(SIMULATE, help=text, add_help=False)
     text = "past decisions of the autoscaler (history); a trace on simulated fleets (replay)"
     scaling = commands.add_parser(AUTOSCALE, help=text, description=text)
     scalings = scaling.add_subparsers(required=True)
     text = "decisions of the operator's autoscaler; see its --help"
     scalings.add_parser(HISTORY, help=text, add_help=False)
-    text = "policies beside each other (extra `simulate`); see its --help"
+    text = "a trace on fleets that different policies scale; see its --help"
     scalings.add_parser(REPLAY, help=text, add_help=False)
     text = "the service that another engine's flags ask for, explained; see its --help"
     commands.add_parser(TRANSLATE, help=text, add_help=False)

@@ -295,8 +295,7 @@ def _assumed_images(plans: Iterable[PoolChildren]) -> Iterator[str]:
         yield f"Image {image} is assumed, since the spec names none:"
         yield f"  the operator uses its own default ({variable}), and with another"
         yield "  image comes another revision. A service that runs keeps its image, sizes and pods"
-        yield "  until an upgrade is taken, or an edit restarts engines: of both pools and the"
-        yield "  routers, where prefill and decode have a pool each."
+        yield "  until an upgrade is taken, or an edit restarts engines."
 
 
 def _model(model: ModelSpec, resolved: ModelStatus | None, service: str) -> Iterator[str]:

@@ -203,7 +203,7 @@ def check_slo(slo: SloTargets | None, values: Mapping[str, Value]) -> None:
 def _against_slo(slo: SloTargets | None, values: Mapping[str, Value]) -> Iterator[ConfigError]:
     promises_ttft = slo is not None and slo.ttft_milliseconds is not None
     if values["scheduling_policy"] == SLACK and not promises_ttft:
-        yield ConfigError("schedulingPolicy", SLACK, "another; or slo.ttftMilliseconds")
+        yield ConfigError("schedulingPolicy", SLACK, "another policy, or set slo.ttftMilliseconds")
     if slo is None or slo.itl_milliseconds is None:
         return
     if values["chunk_size"] == -1:
@@ -335,7 +335,7 @@ def _contradictions(values: Mapping[str, Value]) -> Iterator[ConfigError]:
         yield ConfigError("kvPoolTokens", tokens, f"a multiple of pageSize ({page}), as {near}")
     policy = values["scheduling_policy"]
     if policy in CACHE_POLICIES and not values["prefix_cache"]:
-        allowed = "fcfs or another that needs no prefixCache; or prefixCache"
+        allowed = "a policy other than lpm and dfs-weight, which need prefixCache"
         yield ConfigError("schedulingPolicy", policy, allowed)
 
 

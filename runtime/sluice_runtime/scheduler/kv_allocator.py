@@ -8,15 +8,15 @@ only a bug of ours can break it. Knows neither budgets, nor the queue, nor the c
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from sluice_runtime.scheduler.batch import HostCopied, PagesReplaced, RowTrimmed
-from sluice_runtime.scheduler.prefix_cache import EVICTIONS, Lock, Match, Node, PrefixCache, path_of
-from sluice_runtime.scheduler.request import Fence, Phase, Request, lock_of, row_of
+from sluice_runtime.scheduler.integrity import check_integrity
+from sluice_runtime.scheduler.prefix_cache import EVICTIONS, Lock, Match, PrefixCache
+from sluice_runtime.scheduler.request import Fence, Request, lock_of, row_of
 from sluice_runtime.scheduler.settings import SchedulerSettings
 
 if TYPE_CHECKING:
@@ -434,53 +434,3 @@ class KvAllocator:
 def _fence_of(transfer: Fence) -> Fence:
     """A transfer's fence; fences of steps are numbers, so it equals none of them."""
     return "transfer", transfer
-
-
-def check_integrity(
-    requests: Collection[Request],
-    deferred: Iterable[DeferredFree],
-    allocator: PageAllocator,
-    cache: PrefixCache,
-    free_rows: Sequence[int],
-) -> None:
-    """Asserts that each page and row is free, cached, or held exactly once, and that waiting
-    requests hold nothing."""
-    holders: list[Request | DeferredFree] = [*requests, *deferred]
-    locks = [lock for holder in holders if (lock := holder.lock)]
-    nodes = _check_tree(cache, locks)
-    private = [page for entry in deferred for page in entry.page_ids]
-    for request in requests:
-        _check_request(request)
-        private += request.page_ids[request.lock.pages if request.lock else 0 :]
-    in_use = [*private, *(page for node in nodes for page in node.page_ids)]
-    assert len(set(in_use)) == len(in_use) == allocator.held_pages, "a page leaked or is shared"
-    available = allocator.free_pages + cache.evictable_pages
-    assert available + cache.protected_pages + len(private) == allocator.total_pages
-    rows = [holder.row for holder in holders if holder.row is not None]
-    assert not set(rows) & set(free_rows), "a row is held and free"
-    assert len(set(rows)) == len(rows), "a row is held twice"
-    assert sum(request.phase is Phase.PREFILLING for request in requests) <= 1
-
-
-def _check_tree(cache: PrefixCache, locks: Iterable[Lock]) -> Collection[Node]:
-    """Asserts that locks cover whole paths and that counts are right; returns all nodes."""
-    locked = Counter(node for lock in locks for node in path_of(lock))
-    nodes = {*cache.nodes(), *locked}
-    assert all(node.locks == locked[node] for node in nodes), "a lock was lost or is left over"
-    pages = Counter[bool]()
-    for node in nodes:
-        pages[node.locks > 0] += len(node.page_ids)
-    assert (pages[True], pages[False]) == (cache.protected_pages, cache.evictable_pages)
-    return nodes
-
-
-def _check_request(request: Request) -> None:
-    waits = request.phase in (Phase.WAITING, Phase.AWAITING_PAGES)
-    assert request.phase is not Phase.ENDED, f"{request.request_id} ended and is kept"
-    assert waits == (request.row is None), f"{request.request_id} waits with a row"
-    assert waits == (request.lock is None), f"{request.request_id} waits with a lock"
-    assert waits <= (not request.page_ids), f"{request.request_id} waits with pages"
-    assert request.landed_tokens <= request.computed_tokens, f"{request.request_id} is ahead"
-    if request.lock is not None:
-        shared = [page for node in path_of(request.lock)[::-1] for page in node.page_ids]
-        assert request.page_ids[: request.lock.pages] == shared, f"{request.request_id} strayed"

@@ -22,23 +22,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from sluice_runtime.scheduler.admission import PrefillItem
-from sluice_runtime.scheduler.batch import NO_TOKEN, Batch
+from sluice_runtime.scheduler.batch import Batch
 from sluice_runtime.scheduler.cost_model import Lag, StepTime
 from sluice_runtime.scheduler.kv_allocator import KvAllocator
-from sluice_runtime.scheduler.ngram import MOST_TOKENS, NGramDrafts, NGramIndex
 from sluice_runtime.scheduler.prefill_planner import Drafts
-from sluice_runtime.scheduler.prefix_cache import path_of
-from sluice_runtime.scheduler.request import Request, lock_of
+from sluice_runtime.scheduler.request import Request
 from sluice_runtime.scheduler.request_table import RequestTable
+from sluice_runtime.scheduler.row_drafts import (
+    FIRST_CHANCE,
+    LEARNING,
+    DraftedRow,
+    ModelDrafts,
+    RowDrafts,
+    ngram_drafts,
+)
 from sluice_runtime.scheduler.settings import SchedulerSettings
 
-FIRST_CHANCE: Final = 0.6
-"""Initial acceptance probability of a row's drafts, before any was compared with a drawn token."""
-LEARNING: Final = 0.15
-"""EMA weight of one compared draft in its row's acceptance probability, without a draft model."""
 LEAST_CHANCE: Final = 0.1
 """Smallest acceptance probability of a draft; below it, giving up launch-ahead costs more than the
 draft gains."""
@@ -54,9 +56,6 @@ PROBE_LEARNING: Final = 0.5
 """EMA weight of a probe: a draft after its row had none for a while."""
 PROBE_SHARE: Final = 0.015
 """Share of the time for probes, which are drafts that are not expected to pay."""
-FIRST_WAIT: Final = 8
-"""Tokens that a row generates without drafts before a probe; doubled after each wrong probe."""
-LONGEST_WAIT: Final = 512
 LIKELY: Final = 0.5
 """Minimum acceptance probability of a model's draft while step times are unknown. Also the minimum
 average of a step's drafts while drafts have cost more than they gained."""
@@ -64,37 +63,8 @@ PROBE_STEPS: Final = 16
 """Most time for catching up for probes, in decode steps, unless more time was saved."""
 INDEXED_TOKENS: Final = 512
 """Maximum tokens of prompts that a step indexes for drafts, of all rows together."""
-NEW_TOKENS: Final = 8
-"""Maximum tokens of each row that a step indexes in any case: those of the last steps."""
-SHARED_TOKENS: Final = 2048
-"""Minimum length of a cached stretch whose index is shared by all requests that have it."""
 PAID_BACK_WITHIN: Final = 128
 """Tokens within which the cost of catching up has to be gained."""
-
-
-class RowDrafts(Protocol):
-    """Source of the drafts of one request, whose `token_ids` only grow from call to call."""
-
-    def index(self, token_ids: Sequence[int], most: int) -> int:
-        """Takes in at most `most` further tokens; returns their number."""
-        ...
-
-    def draft(self, token_ids: Sequence[int], tokens: int) -> tuple[int, ...]:
-        """A draft of at most `tokens` tokens."""
-        ...
-
-
-class ModelDrafts:
-    """Source of placeholders for drafts that the draft model will propose in the step that verifies
-    them: see `VerifyRow`."""
-
-    def index(self, token_ids: Sequence[int], most: int) -> int:
-        """Nothing: the model reads the tokens itself."""
-        return 0
-
-    def draft(self, token_ids: Sequence[int], tokens: int) -> tuple[int, ...]:
-        """Placeholders, one for each draft: see `RowDrafts`."""
-        return (NO_TOKEN,) * tokens
 
 
 class DraftRoom(NamedTuple):
@@ -157,12 +127,11 @@ class Speculation:
     ) -> None:
         """`drafts_of_row`: makes each row's source of drafts, in place of the source from the
         settings."""
-        by_settings = _placeholders if settings.draft_model else self._ngrams
-        self._drafts_of_row = drafts_of_row or by_settings
+        self._drafts_of_row = drafts_of_row or self._by_settings
         self._settings = settings
         self._table = table
         self._kv = kv
-        self._rows: dict[Request, _Row] = {}
+        self._rows: dict[Request, DraftedRow] = {}
         self._time = StepTime()
         self._learning = MODEL_LEARNING if settings.draft_model else LEARNING
         self._lag = Lag()
@@ -267,20 +236,13 @@ class Speculation:
                 row.lacks_index = indexed == self._index_tokens
                 self._index_tokens -= indexed
 
-    def _ngrams(self, request: Request) -> NGramDrafts:
-        """Drafts from the request's tokens; long cached stretches have one index for all."""
-        shared: dict[NGramIndex, int] = {}
-        end = 0
-        for node in path_of(lock_of(request))[::-1]:
-            first, end = end, end + len(node.page_ids) * self._settings.page_size
-            if end - first >= SHARED_TOKENS and not node.ngrams:
-                starts = range(first, end, MOST_TOKENS)
-                node.ngrams = tuple([NGramIndex(at, min(at + MOST_TOKENS, end)) for at in starts])
-            shared |= {i: min(i.last, end) for i in node.ngrams if i.first < end and i.last > first}
-        return NGramDrafts(tuple(shared.items()))
+    def _by_settings(self, request: Request) -> RowDrafts:
+        if self._settings.draft_model:
+            return ModelDrafts()
+        return ngram_drafts(request, self._settings.page_size)
 
-    def _new_row(self, request: Request) -> _Row:
-        row = _Row(self._drafts_of_row(request), waits_from_tokens=len(request.token_ids))
+    def _new_row(self, request: Request) -> DraftedRow:
+        row = DraftedRow(self._drafts_of_row(request), waits_from_tokens=len(request.token_ids))
         if self._settings.draft_model:
             row.chance = self._chance
         return row
@@ -446,11 +408,6 @@ class Speculation:
         return (self._time.at_most(tokens, passes) + lag_seconds) * MARGIN <= target.seconds
 
 
-def _placeholders(request: Request) -> ModelDrafts:
-    del request
-    return ModelDrafts()
-
-
 def _lag_tokens(request: Request) -> int:
     """Number of a row's tokens that the draft model lacks, not counting the last."""
     return request.computed_tokens - request.draft_computed_tokens
@@ -460,55 +417,3 @@ def _opens_page(request: Request, drafts: int, page_size: int) -> int:
     """1 if the last of `drafts` drafts opens a page, else 0."""
     place = request.computed_tokens + drafts
     return int(place % page_size == 0 and place >= len(request.page_ids) * page_size)
-
-
-@dataclass(slots=True)
-class _Row:
-    """The drafts of one request."""
-
-    source: RowDrafts
-    chance: float = FIRST_CHANCE
-    """Probability that a draft is right if all earlier drafts are."""
-    drafts: tuple[int, ...] = ()
-    """Drafts after the tokens of the last call, until one was compared; NO_TOKEN: the draft model
-    would have to propose it."""
-    tokens: int = 0
-    """Number of the request's tokens at the last call of `follow`."""
-    waits_from_tokens: int = 0
-    """Number of tokens when the row last had drafts, or at first."""
-    wait_tokens: int = FIRST_WAIT
-    lacks_index: bool = False
-    """Whether some of the tokens are not indexed yet."""
-    probe_again: bool = False
-    """Whether the last probe only caught up, so that the next step should probe again."""
-
-    def follow(self, token_ids: Sequence[int], most: int) -> None:
-        """Updates the row to the request's present tokens, compares the first draft with the drawn
-        token, and looks up at most `most` further drafts."""
-        if len(token_ids) == self.tokens:
-            return
-        drafted = self.drafts and self.drafts[0] != NO_TOKEN
-        if drafted and len(token_ids) == self.tokens + 1:
-            self.learn(right=token_ids[-1] == self.drafts[0])
-        self.tokens = len(token_ids)
-        self.lacks_index |= self.source.index(token_ids, NEW_TOKENS) == NEW_TOKENS
-        self.drafts = self.source.draft(token_ids, most)
-
-    def learn(self, *, right: bool, weight: float = LEARNING) -> None:
-        """Records whether a draft equalled the drawn token."""
-        self.chance += weight * (right - self.chance)
-        self.drafts = ()
-
-    def wait(self, tokens: int, *, right: bool, probed: bool) -> None:
-        """Starts the wait for the next probe, after drafts; `tokens`: the request's tokens now;
-        `right`: whether the first draft was right."""
-        self.waits_from_tokens = tokens
-        if right:
-            self.wait_tokens = FIRST_WAIT
-        elif probed:
-            self.wait_tokens = min(2 * self.wait_tokens, LONGEST_WAIT)
-
-    @property
-    def has_waited(self) -> bool:
-        """Whether the row had its last drafts long ago."""
-        return self.tokens - self.waits_from_tokens >= self.wait_tokens

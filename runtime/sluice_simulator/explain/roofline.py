@@ -34,7 +34,13 @@ def roofline(model: ExplainedModel, accelerator: Accelerator, memory_percent: in
         named = accelerator.product or "no product"
         allowed = ", ".join(product.name for product in PRODUCTS if product.peak)
         raise NoCostError(f"no figures for {named}: they are there for {allowed}")
-    peak, count = row.peak, max(1, accelerator.count)
+    peak, count, key_heads = row.peak, max(1, accelerator.count), model.shape.kv_heads
+    if key_heads % count:
+        allowed = ", ".join(str(size) for size in range(1, key_heads + 1) if not key_heads % size)
+        raise NoCostError(
+            f"{model.name} cannot be divided among {count} GPUs: it has {key_heads} key heads; "
+            f"allowed: {allowed}"
+        )
     scale = REACHED * count * DOUBLING ** math.log2(count)
     flops, bandwidth = peak.tflops * 1e12 * scale, peak.terabytes * 1e12 * scale
     memory = (accelerator.memory_mib or row.memory_gib * 1024) * 2**20 * count

@@ -276,7 +276,7 @@ def test_a_promised_time_to_the_first_token_orders_by_slack_unless_told_otherwis
     lpm = resolve_settings(EngineSettings(scheduling_policy="lpm"), Accelerator(), promise)
     assert lpm["scheduling_policy"].value == "lpm"
     slack = EngineSettings(scheduling_policy="slack")
-    with pytest.raises(ConfigError, match=r"allowed: another; or slo.ttftMilliseconds"):
+    with pytest.raises(ConfigError, match=r"allowed: another policy, or set slo.ttftMilliseconds"):
         resolve_settings(slack, Accelerator(), SloTargets(itl_milliseconds=50))
     whole = EngineSettings(chunk_size=-1, mixed_chunk=False)
     assert resolve_settings(whole, Accelerator(), promise), "it asks nothing of chunks"

@@ -291,8 +291,8 @@ SAME = "allowed: the same in both, which hand each other the KV cache"
                 "prefill": {"engine": {"schedulingPolicy": "lpm"}},
             },
             [
-                'spec.prefill.engine.schedulingPolicy: "lpm" is not allowed; allowed: fcfs or '
-                "another that needs no prefixCache; or prefixCache, where "
+                'spec.prefill.engine.schedulingPolicy: "lpm" is not allowed; allowed: a policy '
+                "other than lpm and dfs-weight, which need prefixCache, where "
                 "spec.engine.prefixCache is false"
             ],
         ),

@@ -26,7 +26,7 @@ from sluice_runtime.scheduler.batch import (
     VerifyRow,
     forward_mode,
 )
-from sluice_runtime.scheduler.speculation import RowDrafts
+from sluice_runtime.scheduler.row_drafts import RowDrafts
 from sluice_runtime.wire.messages import TokenLogprob
 
 VOCABULARY = 50

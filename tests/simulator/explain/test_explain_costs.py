@@ -83,6 +83,7 @@ def test_two_gpus_are_faster_and_less_than_twice() -> None:
         (Accelerator(product="NVIDIA-Brand-New", count=1), "no figures for NVIDIA-Brand-New"),
         (Accelerator(count=1), "no figures for no product"),
         (Accelerator(product="Tesla-T4", count=1), "14 GiB, and 1 x T4 leave 12 GiB"),
+        (Accelerator(product="H100", count=3), "among 3 GPUs: it has 8 key heads; allowed: 1, 2,"),
         (Accelerator(product="A100-SXM4-40GB-MIG-1g.5gb", memory_mib=5120, count=1), "no figures"),
     ],
 )

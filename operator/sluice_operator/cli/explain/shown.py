@@ -128,7 +128,7 @@ def _simulated(shown: Explanation, explained: ExplainedPool) -> Iterator[str]:
     yield from _not_simulated(shown, explained)
     yield (
         f"  Requests of {requests.prompt_tokens:,} tokens in and {requests.answer_tokens:,} out on "
-        f"average; promised to {promise.share:.0%}:"
+        f"average; to keep for {promise.share:.0%}{_assumed(shown)}:"
     )
     yield (
         f"  first token in {promise.ttft_seconds:g} s, {promise.itl_seconds * 1000:g} ms between "
@@ -140,6 +140,18 @@ def _simulated(shown: Explanation, explained: ExplainedPool) -> Iterator[str]:
     yield ""
     for verdict in explained.verdicts:
         yield f"  {verdict.subject}: {_verdict_text(verdict)}"
+
+
+def _assumed(shown: Explanation) -> str:
+    """Which fields of `slo` the service does not set, so that their values are assumed."""
+    spec = shown.preview.plan.spec
+    slo = spec.slo if spec else None
+    promised = {
+        "slo.ttftMilliseconds": slo and slo.ttft_milliseconds,
+        "slo.itlMilliseconds": slo and slo.itl_milliseconds,
+    }
+    fields = [field for field, milliseconds in promised.items() if milliseconds is None]
+    return f", assumed where the spec has no {' and no '.join(fields)}" if fields else ""
 
 
 def _not_simulated(shown: Explanation, explained: ExplainedPool) -> Iterator[str]:

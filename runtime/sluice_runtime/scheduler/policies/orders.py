@@ -246,8 +246,7 @@ def policy_for(waiting: Sequence[Request], context: PolicyContext) -> Policy:
     | load | order | why |
     |---|---|---|
     | under 0.3 | fcfs | every waiting request joins this step or the next: sorting is wasted work |
-    | 0.3 to 0.8 | priority if waiting requests differ in it, else hrrn | time to first token counts
-    |
+    | 0.3 to 0.8 | priority if waiting requests differ in it, else hrrn | first tokens count |
     | over 0.8, prefixes are cached | lpm, dfs-weight in a long queue | shortens the queue |
     | over 0.8 otherwise | hrrn | the work is the same in any order: short ones need not wait long |
     """

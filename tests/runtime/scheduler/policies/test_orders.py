@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from sluice_contract.config.engine import SchedulingPolicy
+from sluice_contract.config.engine import READS_PRIORITY, SchedulingPolicy
+from sluice_contract.config.sizing import CACHE_POLICIES
 from sluice_runtime.scheduler.policies import (
     ALIASES,
     POLICIES,
@@ -39,6 +40,26 @@ def test_every_policy_of_the_configuration_is_there_and_none_else() -> None:
     assert POLICIES.keys() | ALIASES.keys() == set(typing.get_args(SchedulingPolicy))
     assert set(ALIASES.values()) <= set(POLICIES)
     assert set(POLICIES) >= PREEMPTING
+
+
+@pytest.mark.parametrize("name", [name for name in POLICIES if name != "slack"])
+def test_those_that_read_priorities_and_those_that_need_a_cache_are_listed(name: str) -> None:
+    """What the operator says of a policy, and refuses, follows from these lists."""
+    equal, urgent = [waiting("a"), waiting("b")], [waiting("a"), waiting("b", priority=5)]
+    loads = [replace(IDLE, now=1.0, load=load) for load in (0.1, 0.5, 0.9)]
+    reads_priority = any(names(name, urgent, load) != names(name, equal, load) for load in loads)
+    assert reads_priority == (name in READS_PRIORITY)
+    alike = [waiting("a"), waiting("b"), waiting("c")]
+    cached = replace(
+        IDLE,
+        matched_tokens=lambda r: 8 * (r.request_id != "a"),
+        matched_path=lambda r: (1,) * (r.request_id != "a"),
+    )
+    unlike = [waiting("a", 30, 5), waiting("b", 5, 60), waiting("c", 10, 10)]
+    reads_cache = names(name, alike, cached) != names(name, alike)
+    needs_cache = reads_cache and names(name, unlike) == "abc"
+    if name not in ("hrrn", "adaptive"):  # these order by size and time, too
+        assert needs_cache == (name in CACHE_POLICIES)
 
 
 def test_by_size() -> None:
