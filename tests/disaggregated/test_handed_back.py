@@ -26,8 +26,9 @@ LOOK_SECONDS = 0.2
 
 
 def test_what_waits_for_pages_is_answered_by_the_engine_that_has_some(tmp_path: Path) -> None:
-    decode = {"maxRunningRequests": ROWS}
-    with running_service(tmp_path, prefills=1, decodes=2, decode=decode) as service:
+    settings: dict[str, Any] = {"decode": {"maxRunningRequests": ROWS}}
+    settings |= {"router": {"load": {"intervalSeconds": LOOK_SECONDS}}}
+    with running_service(tmp_path, prefills=1, decodes=2, **settings) as service:
         service.known()
         asyncio.run(_answered_elsewhere(service))
         service.idle()

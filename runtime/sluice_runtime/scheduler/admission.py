@@ -9,8 +9,8 @@ The budgets, in tokens (`mixed` decode rows share the step):
   rem_chunk  chunkSize - mixed; the minimum prefill share is kept out of both
   rem_total  pages left once the decode rows have theirs, less what running requests are expected
              to need: sum of min(max_tokens - output, 4096) x new-token ratio (1 with ignore_eos)
-Pages left are free or evictable pages. A cached prefix that a request will use cannot be evicted,
-so it is subtracted before the request is considered.
+Pages left are free or evictable pages that no cut prompt has reserved. A cached prefix that a
+request will use cannot be evicted, so it is subtracted before the request is considered.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ class PrefillAdder:
         return True
 
     def _add_continuing(self, request: Request) -> None:
-        """Adds the next chunk of the cut request. It has its pages already, so it always makes
+        """Adds the next chunk of the cut request. Its pages are reserved, so it always makes
         progress; its answer is part of the reserved tokens."""
         start = request.computed_tokens
         self._take(PrefillItem(request, start, *self._end(request, start)), first=True)

@@ -199,7 +199,8 @@ class PrefillHeadroom:
     """Pages, tokens and rows that a step has left for prefill."""
 
     available_pages: int
-    """Free and evictable pages, less those that the decode rows take in this step."""
+    """Free and evictable pages, less those that a cut prompt has reserved and those that the decode
+    rows take in this step."""
     reserved_tokens: float
     """Tokens that running requests are still expected to generate."""
     decode_rows: int
@@ -270,7 +271,10 @@ class PrefixesInFlight:
             for other in self._requests:
                 self._alike[span][_part(other, span)].append(other)
         # What is not cached is looked up first: most prompts differ there, whatever they share.
-        alike, head = self._alike[span].get(_part(request, span), ()), request.key[: span[1]]
+        alike = self._alike[span].get(_part(request, span))
+        if not alike:
+            return False
+        head = request.key[: span[1]]
         covered = any(other.key.startswith(head) for other in alike)
         if covered:
             self._last_head = request.namespace, head

@@ -178,8 +178,15 @@ class HostTier:
         """Number of pages after the request's cached prefix that should be loaded before the
         request starts. At most `most`, which the step may begin to load; if that is 0, a result of
         1 says that there are such pages."""
-        pages = len(self._found(request, match, most))
-        return pages if pages and self._cheaper(pages, self._page_seconds("loaded")) else 0
+        pages = len(self._found(request, match, max(most, self._least_worth_loading())))
+        if not pages or not self._cheaper(pages, self._page_seconds("loaded")):
+            return 0
+        return max(1, min(pages, most))
+
+    def _least_worth_loading(self) -> int:
+        """The fewest pages that are faster to load than to compute, at most `MAX_LOADED`."""
+        gain_seconds = self._computing_seconds(1) - self._page_seconds("loaded")
+        return min(MAX_LOADED, int(TURN_SECONDS / gain_seconds) + 1) if gain_seconds > 0 else 1
 
     def arriving(self, request: Request, match: Match) -> int:
         """Number of pages after the request's cached prefix that are being loaded."""

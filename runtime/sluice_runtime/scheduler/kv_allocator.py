@@ -173,7 +173,7 @@ class KvAllocator:
         self._replaced: list[PagesReplaced] = []
         self._trimmed: list[RowTrimmed] = []
         self._reserved_pages = 0
-        """Pages for the rest of prompts that are cut; they are free or evictable."""
+        """Pages for the rest of prompts that are cut; see `available_pages`."""
         self.evicted_pages = 0
         """Counter: pages evicted since the start."""
         self.host: HostTier | None = None
@@ -213,11 +213,13 @@ class KvAllocator:
     @property
     def evictable_pages(self) -> int:
         """Cached pages that no request uses, without those that are reserved."""
-        return self.available_pages - self.free_pages
+        return max(0, self.available_pages - self.free_pages)
 
     @property
     def available_pages(self) -> int:
-        """Pages that can be taken now and are reserved for no prompt."""
+        """Pages that can be taken now and are reserved for no prompt. Negative while reserved pages
+        are missing: pages of a prompt that was computed twice are given back after the step, and
+        those in the tree are locked at once."""
         return self._allocator.free_pages + self._cache.evictable_pages - self._reserved_pages
 
     def match(self, request: Request) -> Match:
@@ -386,7 +388,7 @@ class KvAllocator:
         """Asserts that each page and each row is exactly one of free, cached or held."""
         check_integrity(requests, self._leases, self._allocator, self._cache, self._free_rows)
         assert sum(request.reserved_pages for request in requests) == self._reserved_pages
-        assert self.available_pages >= 0, "a page is reserved and not there"
+        assert self.available_pages >= 0 or self.has_leases, "a page is reserved and not there"
 
     def _fresh(self, request: Request, planned: Match) -> Match:
         return planned if self._cache.has(planned) else self.match(request)

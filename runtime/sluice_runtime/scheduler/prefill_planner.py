@@ -95,6 +95,8 @@ class PrefillPlanner:
             return PrefillPlan(reason="DecodeTurn")
         if (split := self._split_chunk) is not None:
             return self._next_layers(split)
+        if self._kv.available_pages < 0:
+            return PrefillPlan(reason=AdmitResult.NO_TOKEN.value)
         order = self.in_order(now) if admits else ()
         prefixes = self._prefixes_in_flight(launched)
         adapters = self._adapters(now)

@@ -66,7 +66,7 @@ def plan_retraction(
     if len(running) <= available_pages:
         return RetractionPlan()
     needed_pages = len(rows_needing_page(running, page_size))
-    if needed_pages <= available_pages:
+    if needed_pages <= max(0, available_pages):
         return RetractionPlan()
     message = f"decode needs {needed_pages} pages, {available_pages} are free or cached"
     order = sorted(running, key=_retraction_order)

@@ -158,7 +158,7 @@ class Speculation:
 
     def plan(self, running: Sequence[Request], prefill: Sequence[PrefillItem]) -> Drafts:
         """Plans the drafts of a step in which `running` decode together with the prompts of
-        `prefill`, which have their rows and pages already."""
+        `prefill`, which have their rows, and pages that are theirs or reserved."""
         room = self._room(len(running), prefill)
         self._follow(running)
         if room.tokens > 0:

@@ -233,8 +233,12 @@ def test_nobody_is_sent_back_for_a_request_whose_pages_are_on_their_way() -> Non
     assert b.scheduler.status().retractions == 0
 
 
-def test_a_step_begins_to_load_a_bounded_number_of_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three prompts want five pages each; the step may load seven, and the next one the rest."""
+@pytest.mark.parametrize(("token_seconds", "loaded"), [(0.0, 15), (4e-4, 14)])
+def test_a_step_begins_to_load_a_bounded_number_of_pages(
+    token_seconds: float, loaded: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three prompts want five pages each; the step may load seven, and the next one the rest, also
+    where a page alone would be computed sooner, as the very last one is."""
     for module in ("admission", "host_tier"):
         monkeypatch.setattr(f"sluice_runtime.scheduler.{module}.MAX_LOADED", 7)
     b = bench(HostPages(64), pool_pages=24)
@@ -242,11 +246,12 @@ def test_a_step_begins_to_load_a_bounded_number_of_pages(monkeypatch: pytest.Mon
     for name, prompt in enumerate([*prompts, *OTHERS, *OTHERS]):
         ask(b, f"first {name}", prompt)
     tier(b)._load_pages = 7
+    tier(b)._token_seconds = lambda: token_seconds
     b.add(*(request(f"again {name}", prompt, 3) for name, prompt in enumerate(prompts)))
     batches = b.run()
     loads = [len(batch.host_copies.loaded) for batch in batches if batch.host_copies]
     assert max(loads) <= 7
-    assert sum(loads) == 15
+    assert sum(loads) == loaded
     assert [b.answers[f"again {n}"] for n in range(3)] == [answer_to(p, 3) for p in prompts]
 
 

@@ -128,3 +128,19 @@ def test_pages_that_are_kept_for_a_prompt_count_as_used_and_are_given_back_with_
     bench.scheduler.abort("a")
     bench.run()
     assert bench.scheduler.status().pages_available == 16
+
+
+@pytest.mark.parametrize("pages", [21, 23, 25])
+def test_a_scored_prompt_computed_twice_takes_no_page_that_is_kept_for_another(pages: int) -> None:
+    """It computes what is cached, and its duplicates come back after the step."""
+    settings = settings_of(pages * 4, context=pages * 4, prefix_cache=True)
+    bench = Bench(settings, overlap=True)
+    cached = list(range(100, 132))
+    bench.add(request("cached", cached, 1))
+    bench.run()
+    bench.add(request("long", [5] * 52, 1))
+    bench.step()
+    bench.add(request("scored", cached, 1, prompt_logprobs=0))
+    bench.run()
+    assert bench.answers["long"] == answer_to([5] * 52, 1)
+    assert bench.scheduler.status().retractions == 0
