@@ -106,8 +106,8 @@ class Gate(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_answered_head", "_answers", "_behind", "_body", "_ends_clean", "_given", "_head_timer",
-        "_is_closed", "_is_deaf", "_library", "_library_reads", "_limits", "_loop", "_quiet_since",
+        "_answered_head", "_behind", "_body", "_ends_clean", "_given", "_head_timer", "_is_closed",
+        "_is_deaf", "_is_new", "_library", "_library_reads", "_limits", "_loop", "_quiet_since",
         "_reads", "_transport", "_waits", "_write_timer", "counted_bytes", "is_settling",
     )  # fmt: skip
 
@@ -121,8 +121,8 @@ class Gate(asyncio.Protocol):
         self._limits = limits
         self._loop = loop
         self._transport: asyncio.Transport
-        self._answers = 0
-        """Requests that were answered."""
+        self._is_new = True
+        """Whether no request ever came."""
         self._waits = True
         """Whether the library waits for a request."""
         self._body: aiohttp.StreamReader | None = None
@@ -210,7 +210,7 @@ class Gate(asyncio.Protocol):
         """The library took a request."""
         self._body = request.content
         self._given = max(0, self._given - head_bytes)
-        self._waits = False
+        self._waits = self._is_new = False
         self._limits.waiting.pop(self, None)
         self._stop_head_timer()
         self._count()
@@ -230,13 +230,11 @@ class Gate(asyncio.Protocol):
         self._quiet_since = self._loop.time()
         self._given = self._loose_bytes()
         self._body = None
-        self._answers += 1
         if self._given or self._behind:
             # The library takes its next request, if there is one, in the next turn of the loop.
-            call_soon = self._loop.call_soon
-            call_soon(call_soon, self._wait_for_request, self._answers)
+            self._loop.call_soon(self._loop.call_soon, self._wait_for_request)
         else:
-            self._wait_for_request(self._answers)
+            self._wait_for_request()
         return written
 
     def refuse(self, error: RouterError) -> None:
@@ -267,7 +265,7 @@ class Gate(asyncio.Protocol):
     def close_if_quiet(self, quiet_seconds: float) -> None:
         """Close it if it has waited for a request for so long and none is on its way in; sooner, if
         nothing ever came, for no answer promised to keep it."""
-        is_new = not (self._answers or self._given)
+        is_new = self._is_new and not self._given
         limit = min(quiet_seconds, SILENT_SECONDS) if is_new else quiet_seconds
         is_quiet = self._waits and self._loop.time() - self._quiet_since >= limit
         if is_quiet and not self.has_unread_bytes():
@@ -334,9 +332,9 @@ class Gate(asyncio.Protocol):
             self._limits.waiting[self] = None
             self._start_head_timer()
 
-    def _wait_for_request(self, answers: int) -> None:
-        """The library waits for a request, unless one began after so many, and gets what waits."""
-        if self._body is not None or answers != self._answers:
+    def _wait_for_request(self) -> None:
+        """The library waits for a request, unless one began meanwhile, and gets what waits here."""
+        if self._body is not None or self._waits:
             return
         if self._is_deaf:
             self.close()
