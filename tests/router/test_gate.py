@@ -25,7 +25,7 @@ TURNS = 20
 REFUSAL = OverloadedError("told to")
 
 
-class Wire(asyncio.Transport):
+class FakeTransport(asyncio.Transport):
     """A client's transport."""
 
     def __init__(self, gate: Gate) -> None:
@@ -75,7 +75,7 @@ class Wire(asyncio.Transport):
         return [int(answer[:3]) for answer in self.written.split(b"HTTP/1.1 ")[1:]]
 
 
-class House:
+class GatedServer:
     """Connections of one server, whose handler reads a body and then waits where the path is
     `/wait`, and reads nothing where it is `/refuse`."""
 
@@ -87,14 +87,14 @@ class House:
         self.limits = ConnectionLimits(max_connections, self.heads, None, self.refusals.append)
         self._server = web.Server(self._answer, handler_cancellation=True)
         self._server.request_factory = partial(begin_request, self._server.request_factory)
-        self._wires: list[Wire] = []
+        self._transports: list[FakeTransport] = []
 
-    def connect(self) -> tuple[Gate, Wire]:
+    def connect(self) -> tuple[Gate, FakeTransport]:
         gate = ServerProtocol(self._server, self.limits, asyncio.get_running_loop()).gate
-        wire = Wire(gate)
-        self._wires.append(wire)
-        gate.connection_made(wire)
-        return gate, wire
+        transport = FakeTransport(gate)
+        self._transports.append(transport)
+        gate.connection_made(transport)
+        return gate, transport
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.path == "/refuse":
@@ -105,12 +105,12 @@ class House:
         return web.Response()
 
     async def close(self) -> None:
-        for wire in self._wires:
-            wire.abort()
+        for transport in self._transports:
+            transport.abort()
         await turns()
         await self._server.shutdown(0)
-        for wire in self._wires:
-            for end in wire.ends:
+        for transport in self._transports:
+            for end in transport.ends:
                 end.close()
 
 
@@ -120,74 +120,74 @@ async def turns(count: int = TURNS) -> None:
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[House]:
-    house = House()
-    yield house
-    await house.close()
+async def server() -> AsyncIterator[GatedServer]:
+    server = GatedServer()
+    yield server
+    await server.close()
 
 
 @pytest.fixture
-async def small_house() -> AsyncIterator[House]:
+async def small_server() -> AsyncIterator[GatedServer]:
     """A budget of 1,000 bytes, and one connection."""
-    house = House(max_bytes=1000, max_connections=1)
-    yield house
-    await house.close()
+    server = GatedServer(max_bytes=1000, max_connections=1)
+    yield server
+    await server.close()
 
 
-async def test_a_head_is_counted_until_it_is_complete(house: House) -> None:
-    gate, wire = house.connect()
+async def test_a_head_is_counted_until_it_is_complete(server: GatedServer) -> None:
+    gate, transport = server.connect()
     whole = GET % b""
     gate.data_received(whole[:10])
     await turns()
-    assert house.heads.held_bytes == 10
+    assert server.heads.held_bytes == 10
     gate.data_received(whole[10:])
     await turns()
-    assert (wire.statuses, house.heads.held_bytes) == ([200], 0)
+    assert (transport.statuses, server.heads.held_bytes) == ([200], 0)
 
 
 async def test_a_whole_head_gives_no_bytes_up_in_the_turn_in_which_it_ends(
-    small_house: House,
+    small_server: GatedServer,
 ) -> None:
-    small_house.limits = replace(small_house.limits, max_connections=9)
-    first, wire = small_house.connect()
+    small_server.limits = replace(small_server.limits, max_connections=9)
+    first, transport = small_server.connect()
     whole = b"GET / HTTP/1.1\r\nHost: x\r\nX-A: " + b"x" * 600 + b"\r\n\r\n"
     first.data_received(whole[:-2])
     await turns()
-    other, refused = small_house.connect()
+    other, refused = small_server.connect()
     other.data_received(whole[:-2])
     first.data_received(whole[-2:])
     await turns()
-    assert (wire.statuses, refused.statuses) == ([200], [429])
+    assert (transport.statuses, refused.statuses) == ([200], [429])
 
 
 async def test_a_connection_whose_request_just_came_is_not_closed_for_another(
-    small_house: House,
+    small_server: GatedServer,
 ) -> None:
-    gate, wire = small_house.connect()
+    gate, transport = small_server.connect()
     gate.data_received(GET % b"")
-    _, refused = small_house.connect()
+    _, refused = small_server.connect()
     await turns()
-    assert (wire.statuses, refused.statuses) == ([200], [429])
+    assert (transport.statuses, refused.statuses) == ([200], [429])
 
 
 async def test_a_connection_with_bytes_in_the_kernel_is_not_closed_for_another(
-    small_house: House,
+    small_server: GatedServer,
 ) -> None:
-    _, wire = small_house.connect()
-    wire.ends[1].send(b"G")
-    small_house.connect()
-    assert small_house.refusals == [429]
-    assert not wire.is_closing()
+    _, transport = small_server.connect()
+    transport.ends[1].send(b"G")
+    small_server.connect()
+    assert small_server.refusals == [429]
+    assert not transport.is_closing()
 
 
 async def test_the_connection_that_got_nothing_for_longest_is_closed_for_another(
-    house: House,
+    server: GatedServer,
 ) -> None:
-    (first, first_wire), (_, second_wire) = house.connect(), house.connect()
+    (first, first_transport), (_, second_transport) = server.connect(), server.connect()
     first.data_received(b"GET /")
     await turns()
-    assert house.limits.close_one()
-    assert (first_wire.is_closing(), second_wire.is_closing()) == (False, True)
+    assert server.limits.close_one()
+    assert (first_transport.is_closing(), second_transport.is_closing()) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -199,67 +199,67 @@ async def test_the_connection_that_got_nothing_for_longest_is_closed_for_another
     ids=["frames of chunks", "blanks"],
 )
 async def test_what_belongs_to_a_request_is_not_taken_for_a_head_behind_it(
-    house: House, request_bytes: bytes
+    server: GatedServer, request_bytes: bytes
 ) -> None:
-    gate, wire = house.connect()
+    gate, transport = server.connect()
     for number in range(2):
         gate.data_received(request_bytes)
         await turns()
-        assert wire.statuses == [200] * (number + 1)
-        assert house.heads.held_bytes == 0
+        assert transport.statuses == [200] * (number + 1)
+        assert server.heads.held_bytes == 0
 
 
-async def test_a_partial_head_behind_a_request_is_counted(house: House) -> None:
-    gate, wire = house.connect()
+async def test_a_partial_head_behind_a_request_is_counted(server: GatedServer) -> None:
+    gate, transport = server.connect()
     part = b"GET / HTTP/1.1\r\nX-A: " + b"x" * 500
     gate.data_received(GET % b"" + part)
     await turns()
-    assert wire.statuses == [200]
-    assert house.heads.held_bytes == len(part)
+    assert transport.statuses == [200]
+    assert server.heads.held_bytes == len(part)
 
 
-async def test_frames_of_a_long_body_do_not_add_up(house: House) -> None:
-    gate, wire = house.connect()
+async def test_frames_of_a_long_body_do_not_add_up(server: GatedServer) -> None:
+    gate, transport = server.connect()
     gate.data_received(CHUNKED)
     for _ in range(300):
         gate.data_received(b"1\r\nx\r\n" * 100)
         await turns(3)
-        assert house.heads.held_bytes <= 600
+        assert server.heads.held_bytes <= 600
     gate.data_received(b"0\r\n\r\n")
     await turns()
-    assert (wire.statuses, house.bodies) == ([200], [b"x" * 30_000])
+    assert (transport.statuses, server.bodies) == ([200], [b"x" * 30_000])
 
 
-async def test_a_body_that_ends_behind_an_answer_is_read(house: House) -> None:
-    gate, wire = house.connect()
+async def test_a_body_that_ends_behind_an_answer_is_read(server: GatedServer) -> None:
+    gate, transport = server.connect()
     gate.data_received(GET % b"wait" + POST % (b"", 4) + b"ab")
     await turns()
     gate.data_received(b"cd")
-    house.let.set()
+    server.let.set()
     await turns()
-    assert (wire.statuses, house.bodies) == ([200, 200], [b"", b"abcd"])
+    assert (transport.statuses, server.bodies) == ([200, 200], [b"", b"abcd"])
 
 
-async def test_reading_pauses_beyond_what_may_wait_behind_an_answer(house: House) -> None:
-    gate, wire = house.connect()
+async def test_reading_pauses_beyond_what_may_wait_behind_an_answer(server: GatedServer) -> None:
+    gate, transport = server.connect()
     gate.data_received(GET % b"wait")
     await turns()
     long = POST % (b"", MAX_WAITING_BYTES) + b"x" * MAX_WAITING_BYTES
     gate.data_received(long[:MAX_WAITING_BYTES])
-    assert not wire.reads
-    assert house.heads.held_bytes == MAX_WAITING_BYTES
-    house.let.set()
+    assert not transport.reads
+    assert server.heads.held_bytes == MAX_WAITING_BYTES
+    server.let.set()
     await turns()
-    assert wire.reads
+    assert transport.reads
     gate.data_received(long[MAX_WAITING_BYTES:])
     await turns()
-    assert wire.statuses == [200, 200]
+    assert transport.statuses == [200, 200]
 
 
 async def test_reading_pauses_while_nobody_takes_a_body(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    server: GatedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, wire = house.connect()
+    gate, transport = server.connect()
     reading = asyncio.Event()
     read = web.BaseRequest.read
 
@@ -271,47 +271,47 @@ async def test_reading_pauses_while_nobody_takes_a_body(
     gate.data_received(POST % (b"", 900_000))
     await turns()
     sent = 0
-    while wire.reads:
+    while transport.reads:
         gate.data_received(b"x" * 50_000)
         sent += 50_000
         assert sent < 900_000
     reading.set()
     await turns()
-    assert wire.reads
+    assert transport.reads
     gate.data_received(b"x" * (900_000 - sent))
     await turns()
-    assert (wire.statuses, len(house.bodies[0])) == ([200], 900_000)
+    assert (transport.statuses, len(server.bodies[0])) == ([200], 900_000)
 
 
-async def test_a_body_whose_frames_are_few_makes_no_way(small_house: House) -> None:
-    small_house.limits = replace(small_house.limits, max_connections=9)
-    gate, wire = small_house.connect()
+async def test_a_body_whose_frames_are_few_makes_no_way(small_server: GatedServer) -> None:
+    small_server.limits = replace(small_server.limits, max_connections=9)
+    gate, transport = small_server.connect()
     gate.data_received(CHUNKED)
     await turns()
     gate.data_received(b"2\r\nab\r\n")
     await turns()
-    assert small_house.heads.held_bytes > 0
-    other, refused = small_house.connect()
+    assert small_server.heads.held_bytes > 0
+    other, refused = small_server.connect()
     other.data_received(b"GET /" + b"x" * 993)
     await turns()
     gate.data_received(b"0\r\n\r\n")
     await turns()
-    assert (wire.statuses, refused.statuses) == ([200], [429])
+    assert (transport.statuses, refused.statuses) == ([200], [429])
 
 
-async def test_a_client_that_sends_no_more_is_disconnected(house: House) -> None:
-    gate, wire = house.connect()
+async def test_a_client_that_sends_no_more_is_disconnected(server: GatedServer) -> None:
+    gate, transport = server.connect()
     gate.eof_received()
-    assert wire.is_closing()
+    assert transport.is_closing()
 
 
 @pytest.mark.parametrize("rest", [b"GET /", GET % b""])
 @pytest.mark.parametrize("hops", range(4))
 async def test_what_is_given_up_around_the_end_of_an_answer_is_closed(
-    house: House, hops: int, rest: bytes
+    server: GatedServer, hops: int, rest: bytes
 ) -> None:
     """In whatever turn: the library then takes a request, waits for one, or does neither."""
-    gate, wire = house.connect()
+    gate, transport = server.connect()
     gate.data_received(GET % b"wait" + rest)
     await turns()
 
@@ -322,65 +322,65 @@ async def test_what_is_given_up_around_the_end_of_an_answer_is_closed(
             gate.give_up(REFUSAL)
 
     give_up(hops)
-    house.let.set()
+    server.let.set()
     await turns()
-    assert wire.is_closing()
-    assert wire.statuses[0] == 200
-    assert house.heads.held_bytes == 0
+    assert transport.is_closing()
+    assert transport.statuses[0] == 200
+    assert server.heads.held_bytes == 0
 
 
-async def test_what_waits_behind_an_answer_that_is_given_up_gets_none(house: House) -> None:
-    gate, wire = house.connect()
+async def test_what_waits_behind_an_answer_that_is_given_up_gets_none(server: GatedServer) -> None:
+    gate, transport = server.connect()
     gate.data_received(GET % b"wait" + GET % b"")
     await turns()
     gate.give_up(REFUSAL)
     gate.data_received(GET % b"")
-    wire.unread_bytes = 100
-    house.let.set()
+    transport.unread_bytes = 100
+    server.let.set()
     await turns()
-    assert (wire.statuses, wire.is_closing(), house.bodies) == ([200], True, [b""])
+    assert (transport.statuses, transport.is_closing(), server.bodies) == ([200], True, [b""])
 
 
-async def test_a_refused_client_that_sends_no_body_is_given_up_at_once(house: House) -> None:
-    gate, wire = house.connect()
+async def test_a_refused_client_that_sends_no_body_is_given_up_at_once(server: GatedServer) -> None:
+    gate, transport = server.connect()
     gate.data_received(POST % (b"refuse", 9))
     await turns()
-    assert wire.statuses == [401]
-    assert house.heads.held_bytes == len(POST % (b"refuse", 9))
+    assert transport.statuses == [401]
+    assert server.heads.held_bytes == len(POST % (b"refuse", 9))
     gate.give_up(REFUSAL)
-    assert wire.aborted
-    assert house.heads.held_bytes == 0
+    assert transport.aborted
+    assert server.heads.held_bytes == 0
 
 
-async def test_nothing_is_refused_on_a_connection_that_is_closed(house: House) -> None:
-    gate, wire = house.connect()
+async def test_nothing_is_refused_on_a_connection_that_is_closed(server: GatedServer) -> None:
+    gate, transport = server.connect()
     gate.close()
     gate.refuse(REFUSAL)
-    assert (wire.written, house.refusals) == (b"", [])
+    assert (transport.written, server.refusals) == (b"", [])
 
 
 @pytest.mark.parametrize(("sent", "closes"), [(b"", True), (b"GET /", False), (GET % b"", False)])
 async def test_only_a_connection_on_which_nothing_came_is_soon_quiet(
-    house: House, monkeypatch: pytest.MonkeyPatch, sent: bytes, closes: bool
+    server: GatedServer, monkeypatch: pytest.MonkeyPatch, sent: bytes, closes: bool
 ) -> None:
     monkeypatch.setattr(gates, "SILENT_SECONDS", 0.0)
-    gate, wire = house.connect()
+    gate, transport = server.connect()
     if sent:
         gate.data_received(sent)
         await turns()
     gate.close_if_quiet(60.0)
-    assert wire.is_closing() == closes
+    assert transport.is_closing() == closes
 
 
 async def test_a_connection_that_is_closed_before_its_client_has_read_makes_way(
-    house: House,
+    server: GatedServer,
 ) -> None:
-    gate, wire = house.connect()
+    gate, transport = server.connect()
     gate.data_received(GET % b"")
     await turns()
-    wire.unread_bytes = 100
+    transport.unread_bytes = 100
     gate.close()
-    assert wire.is_closing()
-    assert not wire.aborted
-    assert house.limits.close_one()
-    assert wire.aborted
+    assert transport.is_closing()
+    assert not transport.aborted
+    assert server.limits.close_one()
+    assert transport.aborted
