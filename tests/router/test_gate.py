@@ -15,7 +15,7 @@ from sluice_router import gate as gates
 from sluice_router.byte_budget import HeadBudget
 from sluice_router.errors import OverloadedError
 from sluice_router.gate import MAX_WAITING_BYTES, ConnectionLimits, Gate
-from sluice_router.server_protocol import ServerProtocol, begin_request
+from sluice_router.listener import ServerProtocol, begin_request
 
 GET = b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST /%s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
