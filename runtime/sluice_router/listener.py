@@ -36,6 +36,33 @@ LIBRARY_HEADER_BYTES: Final = 8 * MAX_HEADER_BYTES
 """Where aiohttp stops parsing a head: it would make many objects of few bytes."""
 
 
+class ClientTransport:
+    """The client's transport as aiohttp sees it: the gate decides when it is read and closed."""
+
+    __slots__ = ("_gate", "_transport", "is_closing", "write")
+
+    def __init__(self, gate: Gate, transport: asyncio.Transport) -> None:
+        self._gate = gate
+        self._transport = transport
+        self.write = transport.write
+        self.is_closing = transport.is_closing
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def close(self) -> None:
+        """Close it once the client has read everything."""
+        self._gate.close()
+
+    def pause_reading(self) -> None:
+        """Read no more of a body."""
+        self._gate.set_library_reads(False)
+
+    def resume_reading(self) -> None:
+        """Read on."""
+        self._gate.set_library_reads(True)
+
+
 class ServerProtocol(web.RequestHandler):
     """aiohttp's protocol of one connection, behind a gate."""
 
@@ -56,6 +83,11 @@ class ServerProtocol(web.RequestHandler):
             max_field_size=LIBRARY_HEADER_BYTES,
         )
         self.gate = Gate(self, limits, loop)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client connected."""
+        shown = ClientTransport(self.gate, cast(asyncio.Transport, transport))
+        super().connection_made(cast(asyncio.Transport, shown))
 
     def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
