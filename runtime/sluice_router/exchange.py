@@ -10,7 +10,7 @@ from aiohttp import web
 from sluice_router.errors import RouterError
 
 _KEY: Final[Any] = web.RequestKey("exchange", object) if hasattr(web, "RequestKey") else "exchange"
-"""Key of a request in aiohttp's form: a plain string before 3.14, of which later releases warn."""
+"""Key of a request: a plain string before aiohttp 3.14, which warns of such keys."""
 
 
 @dataclass(slots=True)

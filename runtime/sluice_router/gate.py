@@ -29,8 +29,8 @@ from sluice_router.tenants import Uploads
 MAX_WAITING_BYTES: Final = 65_536
 """Bytes behind a request that is answered, from which on a connection is not read."""
 UNEXPLAINED_BYTES: Final = 256
-"""Most bytes that are taken for no head though they are no request's: blanks in heads, and frames
-of chunks."""
+"""Bytes behind a request, up to which they begin no other one: they may be blanks in its head, or
+frames of its chunks, which nobody counts."""
 DISCARD_SECONDS: Final = 10.0
 """How long a client that was refused may go on sending its body."""
 SILENT_SECONDS: Final = 0.2
@@ -106,9 +106,26 @@ class Gate(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_answered_head", "_answers", "_behind", "_body", "_ends_clean", "_given", "_head_timer",
-        "_is_closed", "_is_deaf", "_library", "_library_reads", "_limits", "_loop", "_quiet_since",
-        "_reads", "_transport", "_waits", "_write_timer", "counted_bytes", "is_settling",
+        "_answered_head",
+        "_behind",
+        "_body",
+        "_ends_clean",
+        "_given",
+        "_head_timer",
+        "_ignores_input",
+        "_is_closed",
+        "_is_new",
+        "_library",
+        "_library_reads",
+        "_limits",
+        "_loop",
+        "_quiet_since",
+        "_reads",
+        "_transport",
+        "_waits",
+        "_write_timer",
+        "counted_bytes",
+        "is_settling",
     )  # fmt: skip
 
     def __init__(
@@ -121,8 +138,8 @@ class Gate(asyncio.Protocol):
         self._limits = limits
         self._loop = loop
         self._transport: asyncio.Transport
-        self._answers = 0
-        """Requests that were answered."""
+        self._is_new = True
+        """Whether no request ever came."""
         self._waits = True
         """Whether the library waits for a request."""
         self._body: aiohttp.StreamReader | None = None
@@ -139,7 +156,7 @@ class Gate(asyncio.Protocol):
         """Bytes that the budget of heads holds for this connection."""
         self.is_settling = False
         """Whether the library got bytes in this turn of the loop, which may begin a request."""
-        self._is_deaf = False
+        self._ignores_input = False
         """Whether nothing more is taken from the client."""
         self._is_closed = False
         self._library_reads = self._reads = True
@@ -154,9 +171,7 @@ class Gate(asyncio.Protocol):
         self._quiet_since = self._loop.time()
         is_full = len(limits.connections) >= limits.max_connections
         limits.connections.add(self)
-        self._library.connection_made(
-            cast(asyncio.Transport, LibraryTransport(self, self._transport))
-        )
+        self._library.connection_made(transport)
         if is_full and not limits.close_one():
             limit = f"{limits.max_connections} connections (server.maxConnections)"
             self.refuse(OverloadedError(f"the router has {limit}"))
@@ -167,7 +182,7 @@ class Gate(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Bytes from the client."""
         self._quiet_since = self._loop.time()
-        if self._is_deaf:
+        if self._ignores_input:
             return
         if self._waits or not (self._body is None or self._body.is_eof()):
             self._feed(data)
@@ -210,7 +225,7 @@ class Gate(asyncio.Protocol):
         """The library took a request."""
         self._body = request.content
         self._given = max(0, self._given - head_bytes)
-        self._waits = False
+        self._waits = self._is_new = False
         self._limits.waiting.pop(self, None)
         self._stop_head_timer()
         self._count()
@@ -219,6 +234,8 @@ class Gate(asyncio.Protocol):
 
     async def finish(self, writing: Coroutine[Any, Any, Written], head_bytes: int) -> Written:
         """Finish the answer to the request, whose head has so many bytes, and then its body."""
+        if self._is_closed:
+            return await writing
         self._limits.answered[self] = None
         written = await writing
         if self._body is not None and not self._body.is_eof():
@@ -226,17 +243,17 @@ class Gate(asyncio.Protocol):
             self._count()
             await _discard_rest(self._body)
             self._answered_head = 0
-        self._limits.answered.pop(self, None)
+        if self._is_closed:
+            return written
+        del self._limits.answered[self]
         self._quiet_since = self._loop.time()
         self._given = self._loose_bytes()
         self._body = None
-        self._answers += 1
         if self._given or self._behind:
             # The library takes its next request, if there is one, in the next turn of the loop.
-            call_soon = self._loop.call_soon
-            call_soon(call_soon, self._wait_for_request, self._answers)
+            self._loop.call_soon(self._loop.call_soon, self._wait_for_request)
         else:
-            self._wait_for_request(self._answers)
+            self._wait_for_request()
         return written
 
     def refuse(self, error: RouterError) -> None:
@@ -257,7 +274,7 @@ class Gate(asyncio.Protocol):
         if waited:
             self.refuse(error)
             return
-        self._is_deaf = True
+        self._ignores_input = True
         if self._body is not None and not self._body.is_eof():
             self._body.set_exception(error)
         self._library.close()
@@ -267,7 +284,7 @@ class Gate(asyncio.Protocol):
     def close_if_quiet(self, quiet_seconds: float) -> None:
         """Close it if it has waited for a request for so long and none is on its way in; sooner, if
         nothing ever came, for no answer promised to keep it."""
-        is_new = not (self._answers or self._given)
+        is_new = self._is_new and not self._given
         limit = min(quiet_seconds, SILENT_SECONDS) if is_new else quiet_seconds
         is_quiet = self._waits and self._loop.time() - self._quiet_since >= limit
         if is_quiet and not self.has_unread_bytes():
@@ -315,7 +332,7 @@ class Gate(asyncio.Protocol):
                 self.is_settling = True
                 self._loop.call_soon(self._settle)
             return
-        if body.total_bytes > before or body.is_eof():  # frames before this piece are no more
+        if body.total_bytes > before or body.is_eof():  # earlier pieces, frames too, are parsed
             self._given = min(self._given, body.total_bytes + len(data))
         elif self._loose_bytes() > MAX_HEAD_BYTES:
             self.give_up(BadRequestError(http_errors.head_too_long()))
@@ -334,11 +351,11 @@ class Gate(asyncio.Protocol):
             self._limits.waiting[self] = None
             self._start_head_timer()
 
-    def _wait_for_request(self, answers: int) -> None:
-        """The library waits for a request, unless one began after so many, and gets what waits."""
-        if self._body is not None or answers != self._answers:
+    def _wait_for_request(self) -> None:
+        """The library waits for a request, unless one began meanwhile, and gets what waits here."""
+        if self._body is not None or self._waits:
             return
-        if self._is_deaf:
+        if self._ignores_input:
             self.close()
             return
         if self._ends_clean or self._given <= UNEXPLAINED_BYTES:
@@ -383,7 +400,7 @@ class Gate(asyncio.Protocol):
         self._count()
 
     def _end(self) -> None:
-        self._is_deaf = self._is_closed = True
+        self._ignores_input = self._is_closed = True
         self._waits = False
         self._limits.waiting.pop(self, None)
         self._stop_head_timer()
@@ -409,33 +426,6 @@ class Gate(asyncio.Protocol):
             self.refuse(BadRequestError(http_errors.head_too_late(HEAD_SECONDS)))
         else:
             self.close()
-
-
-class LibraryTransport:
-    """The client's transport for the HTTP library: the gate decides when it is read and closed."""
-
-    __slots__ = ("_gate", "_transport", "is_closing", "write")
-
-    def __init__(self, gate: Gate, transport: asyncio.Transport) -> None:
-        self._gate = gate
-        self._transport = transport
-        self.write = transport.write
-        self.is_closing = transport.is_closing
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def close(self) -> None:
-        """Close it once the client has read everything."""
-        self._gate.close()
-
-    def pause_reading(self) -> None:
-        """Read no more of a body."""
-        self._gate.set_library_reads(False)
-
-    def resume_reading(self) -> None:
-        """Read on."""
-        self._gate.set_library_reads(True)
 
 
 async def _discard_rest(body: aiohttp.StreamReader) -> None:

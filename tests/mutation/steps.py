@@ -83,8 +83,8 @@ STEP_MUTATIONS: Final = (
     Mutation(
         "retraction: one page short is good enough",
         "retraction",
-        "    if needed_pages <= available_pages:\n        return RetractionPlan()",
-        "    if needed_pages <= available_pages + 1:\n        return RetractionPlan()",
+        "    if needed_pages <= max(0, available_pages):\n        return RetractionPlan()",
+        "    if needed_pages <= max(0, available_pages) + 1:\n        return RetractionPlan()",
         ("test_retraction", "test_scheduler_properties"),
     ),
     Mutation(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import sluice_router
-from sluice_router.server_protocol import ServerProtocol
+from sluice_router.listener import ServerProtocol
 
 MODULES = sorted(Path(inspect.getfile(sluice_router)).parent.glob("*.py"))
 
