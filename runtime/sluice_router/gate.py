@@ -27,14 +27,15 @@ from sluice_router.errors import BadRequestError, OverloadedError, RouterError
 from sluice_router.tenants import Uploads
 
 MAX_WAITING_BYTES: Final = 65_536
-"""Bytes behind a request that is answered, from which on a connection is not read."""
+"""Bytes that may wait behind a request that is being answered. With more, the connection is not read
+until the answer has ended; the last read may exceed this."""
 UNEXPLAINED_BYTES: Final = 256
-"""Bytes behind a request, up to which they begin no other one: they may be blanks in its head, or
-frames of its chunks, which nobody counts."""
+"""Bytes beyond the size of a request that do not count as another request's beginning. They may be
+blanks in its head, or frames of its chunks, whose size is not known."""
 DISCARD_SECONDS: Final = 10.0
-"""How long a client that was refused may go on sending its body."""
+"""Time that a refused client has to send the rest of its body."""
 SILENT_SECONDS: Final = 0.2
-"""How long a connection may be silent on which nothing ever came, while the router leaves."""
+"""While the router shuts down: silence after which a connection without any request is closed."""
 WRITE_SECONDS = 45.0
 """A client that reads nothing for this long is disconnected. Engines wait longer (60 s) for us."""
 
@@ -44,27 +45,27 @@ Written = tuple[web.StreamResponse, bool]
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """What all connections share."""
+    """Limits for the router's connections, and sets of connections by their state."""
 
     max_connections: int
     heads: HeadBudget
-    """Counts unfinished heads and what waits behind a request. The head of a request that is served
-    counts with its body. Between the two it is nobody's: in the same turn of the loop its request
-    is either counted so or refused, and the head of a refused one is dropped as soon as its client
-    has read the answer and sent its body; a client that keeps us waiting is counted here again."""
+    """Budget for unfinished heads and for bytes that wait behind a request. The head of a request
+    that is served counts with its body instead. The head of a refused request counts here until
+    its client has read the answer and sent its body."""
     uploads: Uploads | None
-    """Bodies that are on their way, where API keys are required."""
+    """Bodies that clients are sending, where API keys are required."""
     on_refusal: Callable[[int], None]
-    """Called with the status of each answer that is made before there is a request."""
+    """Called with the status of each refusal that is sent without a request."""
     connections: set[Gate] = field(default_factory=set)
-    """All connections."""
+    """Open connections."""
     waiting: dict[Gate, None] = field(default_factory=dict)
     """Connections that wait for a request; first the one that has waited longest."""
     holding: dict[Gate, None] = field(default_factory=dict)
-    """Connections whose bytes of heads make way for others; first the one that has got nothing for
-    longest."""
+    """Connections that hold bytes of heads and may be closed for others; first the one that has
+    received nothing for longest."""
     answered: dict[Gate, None] = field(default_factory=dict)
-    """Connections that only stay until their client has read an answer, or sent a body's rest."""
+    """Connections that are only open until their client has read an answer or sent the rest of a
+    body."""
 
     def free_head_bytes(self, count: int, coming: Gate) -> bool:
         """Whether `count` more bytes of `coming` fit, if need be once others are given up.
@@ -147,9 +148,9 @@ class Gate(asyncio.Protocol):
         self._given = 0
         """Bytes that the library got, without requests that were answered and this one's head."""
         self._ends_clean = False
-        """Whether the last of them end a head, or a chunked body."""
+        """Whether the last bytes that the library got end a head, or a chunked body."""
         self._behind = bytearray()
-        """What came while a request was answered; the library has not seen it."""
+        """Bytes that came while a request was answered; the library has not got them."""
         self._answered_head = 0
         """Bytes of the head of an answered request whose client still sends its body."""
         self.counted_bytes = 0
@@ -162,7 +163,7 @@ class Gate(asyncio.Protocol):
         self._library_reads = self._reads = True
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
-        """Runs while the client has more to read than may wait."""
+        """Timer that runs while the client has not read what was written."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client connected."""
@@ -192,11 +193,11 @@ class Gate(asyncio.Protocol):
             self._count()
 
     def eof_received(self) -> None:
-        """The client sends nothing more: it gets nothing more either."""
+        """The client has closed its side: the connection is closed."""
         self.close()
 
     def pause_writing(self) -> None:
-        """The client does not read; it has a while."""
+        """The client does not read: it has `WRITE_SECONDS` to begin."""
         self._write_timer = self._loop.call_later(WRITE_SECONDS, self._transport.abort)
         self._library.pause_writing()
 
@@ -233,7 +234,8 @@ class Gate(asyncio.Protocol):
             self._feed(self._take_behind())
 
     async def finish(self, writing: Coroutine[Any, Any, Written], head_bytes: int) -> Written:
-        """Finish the answer to the request, whose head has so many bytes, and then its body."""
+        """Finish the answer to the current request, then read the rest of its body. `head_bytes`:
+        size of the request's head."""
         if self._is_closed:
             return await writing
         self._limits.answered[self] = None

@@ -143,8 +143,8 @@ class EngineSettings(ContractModel):
         default=None,
         ge=-1,
         le=1_048_576,
-        description="Most tokens of one step: of prompts, cut where longer, and one for each "
-        "request that decodes in it. -1 turns chunking off.",
+        description="Maximum tokens of one step: tokens of prompts, and one for each request that "
+        "decodes in it. A longer prompt is computed in chunks. -1 turns chunking off.",
     )
     max_prefill_tokens: int | None = Field(
         default=None,
@@ -202,12 +202,12 @@ class EngineSettings(ContractModel):
     )
     mixed_chunk: bool | None = Field(
         default=None,
-        description="Whether requests decode in the steps that compute prompts; else they wait for "
-        "eight of these at most.",
+        description="Whether requests also decode in steps that compute prompts. If not, they wait "
+        "for at most eight such steps.",
     )
     prefix_cache: bool | None = Field(
         default=None,
-        description="Whether what was computed of a prompt is kept for prompts that begin alike.",
+        description="Whether computed prompts are kept for later prompts that begin alike.",
     )
     prefix_eviction_policy: EvictionPolicy | None = Field(
         default=None, description="Which cached prefixes go first when pages are needed."
@@ -251,7 +251,8 @@ class EngineSettings(ContractModel):
     )
     tool_call_format: ToolCallFormat | None = Field(
         default=None,
-        description="How the model writes tool calls; a chat template of a known family tells.",
+        description="How the model writes tool calls. Left out, it follows from the chat template "
+        "of a known family.",
     )
     reasoning_format: ReasoningFormat | None = Field(
         default=None,
@@ -260,8 +261,8 @@ class EngineSettings(ContractModel):
     )
     strict_requests: bool | None = Field(
         default=None,
-        description="Whether a request is refused of which a part would be ignored "
-        "(X-Sluice-Ignored-Fields names it) or lowered.",
+        description="Whether a request is refused if a part of it would be ignored or lowered. "
+        "Otherwise the header X-Sluice-Ignored-Fields names what is ignored.",
     )
     speculation: SpeculationSettings | None = Field(
         default=None,
@@ -320,9 +321,9 @@ class EngineConfig(EngineSettings):
         default=None,
         min_length=1,
         max_length=4096,
-        description="File with further `adapters`, which the engine follows: it loads those that "
-        "come and lets go of others while it serves. One that cannot be loaded is logged, and "
-        "tried again.",
+        description="File with further `adapters`. The engine follows its changes: it loads new "
+        "adapters and removes others while it serves. An adapter that cannot be loaded is logged, "
+        "and tried again.",
     )
     role: Role = Role.MIXED
     server: ServerSettings = ServerSettings()
@@ -344,10 +345,10 @@ class EngineConfig(EngineSettings):
         default=None,
         min_length=1,
         max_length=4096,
-        description="File with the key by which router and engines of a service know each other; "
-        "one named second-key in the same folder verifies, too. Read again when they change. "
-        "Required in roles prefill and decode; in role mixed an engine without it goes on with no "
-        "answer that another engine began.",
+        description="File with the key by which router and engines of a service know each other. A "
+        "file named second-key in the same folder verifies, too. Both are read again when they "
+        "change. Required in roles prefill and decode. In role mixed, an engine without it cannot "
+        "continue an answer that another engine began.",
     )
     host_cache_folder: str | None = Field(
         default=None,

@@ -123,9 +123,9 @@ class RouterServer(ContractModel):
     max_requests: int = Field(
         default=1024,
         ge=1,
-        description="Requests that wait or are answered at once, each from the end of its body on; "
-        "one more is answered 429. With auth the last quarter is for tenants below their share, as "
-        "that of maxBufferedBytes is.",
+        description="Maximum requests that wait or are answered at once; a request counts from the "
+        "end of its body on. Further ones get a 429. With auth, the last quarter is for tenants "
+        "below their share.",
     )
     max_buffered_bytes: int = Field(
         default=512 * 1024 * 1024 * 3 // 8,
@@ -138,10 +138,10 @@ class RouterServer(ContractModel):
     max_connections: int = Field(
         default=4096,
         ge=1,
-        description="Connections of clients at once; for one more, one is closed that only waits "
-        "for its client to read its answer or to end a refused body, else the one that has waited "
-        "longest for a request, else with auth one of the tenant on whose connections most bodies "
-        "are on their way.",
+        description="Maximum connections of clients. For a further one another is closed: first one "
+        "that only waits for its client to read an answer or to end a refused body, then the one "
+        "that has waited longest for a request. With auth, the last choice is one of the tenant "
+        "that is sending most bodies.",
     )
 
 
@@ -252,13 +252,14 @@ class RouterConfig(ContractModel):
         default=None,
         min_length=1,
         max_length=4096,
-        description="File with the key that signs what only this service's engines are told: which "
-        "prefill engine a decode engine is to ask, how an answer goes on that another began, "
-        "and whose request it is. Read again when it changes. Required beside the role decode; "
-        "left out, no answer is resumed, and tenants share the prefix cache.",
+        description="File with the key that signs what the router tells this service's engines: "
+        "which prefill engine a decode engine asks, how to continue an answer that another engine "
+        "began, and whose request it is. Read again when it changes. Required with role decode. "
+        "Left out, no answer is resumed, and tenants share the prefix cache.",
     )
     auth: Auth | None = Field(
-        default=None, description="Who may send requests; left out: whoever reaches the router."
+        default=None,
+        description="Clients that may send requests. Left out: any client that reaches the router.",
     )
     cors: Cors | None = Field(
         default=None, description="Which web pages may send requests; left out: none."
