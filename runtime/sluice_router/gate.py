@@ -27,8 +27,8 @@ from sluice_router.errors import BadRequestError, OverloadedError, RouterError
 from sluice_router.tenants import Uploads
 
 MAX_WAITING_BYTES: Final = 65_536
-"""Bytes that may wait behind a request that is being answered. With more, the connection is not read
-until the answer has ended; the last read may exceed this."""
+"""Bytes that may wait behind a request that is being answered. With more, nothing is read from the
+connection until the answer has ended; the last read may exceed this."""
 UNEXPLAINED_BYTES: Final = 256
 """Bytes beyond the size of a request that do not count as another request's beginning. They may be
 blanks in its head, or frames of its chunks, whose size is not known."""

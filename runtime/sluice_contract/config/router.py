@@ -138,10 +138,10 @@ class RouterServer(ContractModel):
     max_connections: int = Field(
         default=4096,
         ge=1,
-        description="Maximum connections of clients. For a further one another is closed: first one "
-        "that only waits for its client to read an answer or to end a refused body, then the one "
-        "that has waited longest for a request. With auth, the last choice is one of the tenant "
-        "that is sending most bodies.",
+        description="Maximum connections of clients. For a further one another is closed: first "
+        "one that only waits for its client to read an answer or to end a refused body, then the "
+        "one that has waited longest for a request. With auth, the last choice is one of the "
+        "tenant that is sending most bodies.",
     )
 
 
