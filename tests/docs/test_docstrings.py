@@ -39,10 +39,11 @@ class Pool:
         """From one size to another."""
         self.left = 0
         """Its own."""
+LIMIT = Field(description="Of all of them.")
 '''
     assert CANDIDATE.search(source)
     lines = [int(finding.partition(":")[0]) for finding in _leaning(source)]
-    assert lines == [1, 3, 6, 8, 13, 15]
+    assert lines == [1, 3, 6, 8, 13, 15, 16]
 
 
 def _sources() -> Iterator[Path]:
@@ -51,12 +52,13 @@ def _sources() -> Iterator[Path]:
 
 
 def _leaning(source: str) -> list[str]:
-    """Line and text of docstrings without a subject, also of those below a constant or a field."""
+    """Line and text of docstrings without a subject, also of those below a constant or a field, and
+    of descriptions of fields."""
     docstrings = (
-        (statement.lineno, statement.value.value.strip())
-        for statement in ast.walk(ast.parse(source))
-        if isinstance(statement, ast.Expr)
-        and isinstance(statement.value, ast.Constant)
-        and isinstance(statement.value.value, str)
+        (node.value.lineno, node.value.value.strip())
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Expr)
+        or (isinstance(node, ast.keyword) and node.arg == "description")
+        if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
     )
     return [f"{line}: {text}" for line, text in sorted(docstrings) if re.match(LEANING, text)]

@@ -111,9 +111,8 @@ class RouterServer(ContractModel):
         default=3.0,
         ge=0,
         le=300,
-        description="How long the router stays at least after SIGTERM, while the cluster stops "
-        "sending connections here, and how long a connection must then have been quiet to be "
-        "closed, in seconds.",
+        description="Seconds that the router keeps running after SIGTERM, while the cluster stops "
+        "sending connections here. Later a connection that was quiet for as long is closed.",
     )
     max_body_bytes: int = Field(
         default=8 * 1024 * 1024,
