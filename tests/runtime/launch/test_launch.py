@@ -28,7 +28,7 @@ NO_CACHE = {"schedulingPolicy": "lpm", "prefixCache": False}
         (
             {"model": DUMMY, "schedulingPolicy": "lpm", "prefixCache": False},
             "InvalidConfig",
-            "fcfs",
+            "a policy other than lpm",
         ),
         ({"model": DUMMY, "role": "prefill"}, "InvalidConfig", "handoverKeyFile: null"),
         (
