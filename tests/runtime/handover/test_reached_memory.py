@@ -22,6 +22,7 @@ from sluice_runtime.kv.pool import PagePool
 from tests.runtime.handover.engines import RunningEngine, running, through
 from tests.runtime.handover.test_two_engines import prompt, same
 from tests.runtime.harness import generate
+from tests.runtime.launch.processes import until
 
 pytestmark = pytest.mark.process
 
@@ -60,6 +61,7 @@ def test_a_stranger_neither_reads_nor_writes_the_pages_of_an_engine() -> None:
     ):
         first = decode.answers(through(prefill, asked[:1]))["first"]
         for connected, engine in ((theirs, prefill), (ours, decode)):
+            until(partial(is_at_rest, engine))
             before = bytes_of(engine).clone()
             pool = engine.engine.pool
             with connected.stranger(pool.address, before.numel()) as went_through:
@@ -68,6 +70,12 @@ def test_a_stranger_neither_reads_nor_writes_the_pages_of_an_engine() -> None:
         again = decode.answers(through(prefill, asked[1:]))["again"]
     assert again.deltas[0].cached_tokens > 0
     same(first, again)
+
+
+def is_at_rest(engine: RunningEngine) -> bool:
+    """Whether all pages were given back. Those of a transfer are poisoned at that moment."""
+    status = engine.engine.scheduler.status()
+    return status.pages_available == status.pages_total
 
 
 def bytes_of(engine: RunningEngine) -> torch.Tensor:
