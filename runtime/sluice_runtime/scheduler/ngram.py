@@ -26,21 +26,21 @@ class NGramIndex:
     """The places in one stretch of tokens, by the two tokens before each. A place is indexed once,
     in constant time and some 12 bytes."""
 
-    __slots__ = ("_before", "_mask", "_slots", "first", "last")
+    __slots__ = ("before", "first", "last", "mask", "slots")
 
     def __init__(self, first: int, last: int) -> None:
         """Index of the places [first, last), none of which is indexed yet."""
         self.first, self.last = max(first, 2), last
-        self._mask = (1 << max(last - first, 1).bit_length()) - 1
-        self._slots = array("i", bytes(4 * (self._mask + 1)))
+        self.mask = (1 << max(last - first, 1).bit_length()) - 1
+        self.slots = array("i", bytes(4 * (self.mask + 1)))
         """Last place with two such tokens before it, by their hash; 0: none. Two pairs may share a
         slot, so places are compared with the tokens."""
-        self._before = array("i")
+        self.before = array("i")
         """Place that was in the slot before, by place."""
 
     def extend(self, token_ids: Sequence[int], end: int, most: int) -> int:
         """Indexes the next places before `end`, at most `most`; returns their number."""
-        slots, mask, before = self._slots, self._mask, self._before
+        slots, mask, before = self.slots, self.mask, self.before
         first = self.first + len(before)
         last = min(end, self.last, first + most)
         for place in range(first, last):
@@ -48,14 +48,6 @@ class NGramIndex:
             before.append(slots[slot])
             slots[slot] = place
         return max(0, last - first)
-
-    def latest(self, pair: int) -> int:
-        """Last place with a pair of this hash before it; 0 if there is none."""
-        return self._slots[pair & self._mask]
-
-    def before(self, place: int) -> int:
-        """The place before this one in its slot; 0 if there is none."""
-        return self._before[place - self.first]
 
 
 class NGramDrafts:
@@ -113,7 +105,7 @@ class NGramDrafts:
         best, most, looked_at = 0, 1, 0
         pair = hash((token_ids[-2], token_ids[-1]))
         for index, end in reversed(self._stretches):
-            place = index.latest(pair)
+            place = index.slots[pair & index.mask]
             while place:
                 equal = _in_common(token_ids, place) if place < end else 0
                 if equal > most:
@@ -121,7 +113,7 @@ class NGramDrafts:
                 looked_at += 1
                 if most == LONGEST or looked_at == LOOKED_AT:
                     return best
-                place = index.before(place)
+                place = index.before[place - index.first]
         return best
 
     def _cover(self, end: int) -> None:
