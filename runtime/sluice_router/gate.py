@@ -36,6 +36,9 @@ DISCARD_SECONDS: Final = 10.0
 """Time that a refused client has to send the rest of its body."""
 SILENT_SECONDS: Final = 0.2
 """While the router shuts down: silence after which a connection without any request is closed."""
+YOUNG_SECONDS = 1.0
+"""Wait for a first request that is protected: while all waits are shorter, a body of a tenant above
+its share ends instead."""
 WRITE_SECONDS = 45.0
 """A client that reads nothing for this long is disconnected. Engines wait longer (60 s) for us."""
 
@@ -88,13 +91,17 @@ class ConnectionLimits:
 
     def close_one(self) -> bool:
         """Close a connection; False where all have requests that are not answered, and no tenant
-        has more than its share of those whose body is on its way."""
+        has more than its share of those whose body is on its way. Such a body ends sooner than the
+        wait of a client that has just connected."""
         if (answered := next(iter(self.answered), None)) is not None:
             answered.abort()  # closing would wait for the client
             return True
-        waiting = (gate for gate in self.waiting if not gate.has_unread_bytes())
-        if (longest := next(waiting, None)) is None:
-            return self.uploads is not None and self.uploads.end_one()
+        longest = next((gate for gate in self.waiting if not gate.has_unread_bytes()), None)
+        is_young = longest is None or longest.quiet_seconds() < YOUNG_SECONDS
+        if is_young and self.uploads is not None and self.uploads.end_one():
+            return True
+        if longest is None:
+            return False
         longest.close()
         return True
 
@@ -222,6 +229,10 @@ class Gate(asyncio.Protocol):
         poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
         return bool(poll.poll(0))
 
+    def quiet_seconds(self) -> float:
+        """Time since bytes came, or since the last answer."""
+        return self._loop.time() - self._quiet_since
+
     def began(self, request: web.BaseRequest, head_bytes: int) -> None:
         """The library took a request."""
         self._body = request.content
@@ -288,8 +299,7 @@ class Gate(asyncio.Protocol):
         nothing ever came, for no answer promised to keep it."""
         is_new = self._is_new and not self._given
         limit = min(quiet_seconds, SILENT_SECONDS) if is_new else quiet_seconds
-        is_quiet = self._waits and self._loop.time() - self._quiet_since >= limit
-        if is_quiet and not self.has_unread_bytes():
+        if self._waits and self.quiet_seconds() >= limit and not self.has_unread_bytes():
             self.close()
 
     def close(self) -> None:

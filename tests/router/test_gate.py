@@ -13,9 +13,10 @@ import pytest
 from aiohttp import web
 from sluice_router import gate as gates
 from sluice_router.byte_budget import HeadBudget
-from sluice_router.errors import OverloadedError
+from sluice_router.errors import OverloadedError, RouterError
 from sluice_router.gate import MAX_WAITING_BYTES, ConnectionLimits, Gate
 from sluice_router.listener import ServerProtocol, begin_request
+from sluice_router.tenants import Uploads
 
 GET = b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST /%s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
@@ -188,6 +189,20 @@ async def test_the_connection_that_got_nothing_for_longest_is_closed_for_another
     await turns()
     assert server.limits.close_one()
     assert (first_transport.is_closing(), second_transport.is_closing()) == (False, True)
+
+
+@pytest.mark.parametrize("young_seconds", [60.0, 0.0])
+async def test_a_body_beyond_its_tenants_share_ends_before_the_wait_of_a_new_client(
+    server: GatedServer, monkeypatch: pytest.MonkeyPatch, young_seconds: float
+) -> None:
+    """Clients that connect at the same time would else close each other's connections."""
+    monkeypatch.setattr(gates, "YOUNG_SECONDS", young_seconds)
+    uploads, ended = Uploads(2), list[RouterError]()
+    server.limits = replace(server.limits, uploads=uploads)
+    _, transport = server.connect()
+    with uploads.upload("greedy", ended.append), uploads.upload("greedy", ended.append):
+        assert server.limits.close_one()
+    assert (len(ended), transport.is_closing()) == ((1, False) if young_seconds else (0, True))
 
 
 @pytest.mark.parametrize(
