@@ -35,10 +35,9 @@ blanks in its head, or frames of its chunks, whose size is not known."""
 DISCARD_SECONDS: Final = 10.0
 """Time that a refused client has to send the rest of its body."""
 SILENT_SECONDS: Final = 0.2
-"""While the router shuts down: silence after which a connection without any request is closed."""
+"""Silence after which a shutting-down router closes a connection that never had a request."""
 YOUNG_SECONDS = 1.0
-"""Wait for a first request that is protected: while all waits are shorter, a body of a tenant above
-its share ends instead."""
+"""Age of the oldest wait below which a body of a tenant above its share ends instead of a wait."""
 WRITE_SECONDS = 45.0
 """A client that reads nothing for this long is disconnected. Engines wait longer (60 s) for us."""
 

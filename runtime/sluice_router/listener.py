@@ -33,7 +33,7 @@ IDLE_SECONDS: Final = 620.0
 at most), so that they close it first and send no request on a connection that is just closing."""
 LIBRARY_HEADERS: Final = 4 * MAX_HEADERS
 LIBRARY_HEADER_BYTES: Final = 8 * MAX_HEADER_BYTES
-"""Where aiohttp stops parsing a head: it would make many objects of few bytes."""
+"""Limits of a head at which aiohttp stops parsing: many short headers make many objects."""
 
 
 class ClientTransport:

@@ -168,7 +168,7 @@ class Cancel(HandoverMessage, frozen=True):
 
 
 class Ping(HandoverMessage, frozen=True):
-    """In both directions, after a while without other messages: the sender's process is alive."""
+    """Sign that the sender's process is alive, sent in both directions when nothing else was."""
 
 
 ToPrefill = Hello | Bootstrap | ChunkRead | Received | Cancel | Ping

@@ -33,7 +33,7 @@ TURN_SECONDS: Final = 0.003
 LEAST_WAIT_SECONDS: Final = 0.25
 """Least time that requests wait for copies before their tokens are computed instead."""
 FREE_SHARE: Final = 8
-"""With a disk, one in FREE_SHARE memory slots is kept free."""
+"""One in so many memory slots is kept free where there is a disk."""
 MAX_SPILLED: Final = 64
 """Most pages that move to disk at once."""
 

@@ -247,7 +247,7 @@ class Scheduler:
         return reason is not None
 
     def _fit(self, request: Request) -> None:
-        """After pages were retired, ends a waiting request that no longer fits, or lowers the limit
+        """Ends a waiting request that no longer fits since pages were retired, or lowers the limit
         of its answer."""
         if error := self._refusals.shrunk(len(request.token_ids), request.max_tokens):
             self._fail(request, error, "unavailable")

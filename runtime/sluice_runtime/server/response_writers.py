@@ -368,8 +368,8 @@ def chat_logprobs(scores: Sequence[ScoredToken] | None) -> dict[str, Any] | None
 
 
 def prompt_logprobs(scores: Sequence[ScoredToken]) -> list[msgspec.Raw]:
-    """For each token of the prompt an object by token id: the token itself and the most probable
-    ones at its place."""
+    """Objects, one for each token of the prompt, by token id: the token itself and the most
+    probable ones at its place."""
     return [_written(None if score.logprob is None else _by_id(score)) for score in scores]
 
 

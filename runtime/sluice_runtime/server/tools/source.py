@@ -113,8 +113,8 @@ class CallSource:
         return "".join(reversed(parts))
 
     def ahead(self, characters: int, at: int = 0) -> str:
-        """At most `characters` characters, without reading them, starting `at` characters after the
-        position."""
+        """The next characters, at most `characters`, from `at` characters after the position on.
+        They are not read."""
         return self._text[self._at + at : self._at + at + characters]
 
     def find(self, pattern: re.Pattern[str]) -> tuple[int, str] | None:
