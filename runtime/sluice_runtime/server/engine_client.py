@@ -27,7 +27,7 @@ from sluice_runtime.errors import (
     UnavailableError,
 )
 from sluice_runtime.scheduler.limits import queue_full, tenant_requests
-from sluice_runtime.server.token_stream import TokenStream
+from sluice_runtime.server.token_stream import CREDIT_TOKENS, TokenStream
 from sluice_runtime.wire.messages import (
     Abort,
     AdaptersChanged,
@@ -92,11 +92,14 @@ class EngineClient:
         clock: Callable[[], float],
         observer: StepObserver,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        credit_tokens: int = CREDIT_TOKENS,
     ) -> None:
+        """`credit_tokens`: tokens of a choice that may wait here for its reader."""
         self._link = link
         self._clock = clock
         self._observer = observer
         self._sleep = sleep
+        self.credit_tokens = credit_tokens
         self._streams: dict[str, TokenStream] = {}
         self._unfinished: dict[str, str] = {}
         """Requests that the engine has not ended yet, including aborted ones, by id: the tenant."""
@@ -181,7 +184,9 @@ class EngineClient:
         """
         self.check_capacity(len(choices), choices[0].tenant)
         streams = [
-            TokenStream(c.request_id, self._link.send, _field_of(c), names, router_id)
+            TokenStream(
+                c.request_id, self._link.send, _field_of(c), names, router_id, c.credit_tokens
+            )
             for c in choices
         ]
         for choice, stream in zip(choices, streams, strict=True):

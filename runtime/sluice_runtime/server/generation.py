@@ -20,7 +20,7 @@ from sluice_runtime.server.answer_text import AnswerText, Piece
 from sluice_runtime.server.choice_plans import ChoicePlan
 from sluice_runtime.server.engine_client import EngineClient
 from sluice_runtime.server.reasoning.parser import ReasoningParser
-from sluice_runtime.server.token_stream import CREDIT_TOKENS, TokenStream
+from sluice_runtime.server.token_stream import TokenStream
 from sluice_runtime.server.token_text import TokenTexts
 from sluice_runtime.server.tools.calls import CallParser, whole_calls
 from sluice_runtime.wire.messages import (
@@ -123,7 +123,7 @@ class Generator:
             stop_token_ids=plan.stop_token_ids,
             ignore_eos=plan.ignore_eos,
             arrival_seconds=caller.arrival_seconds - caller.head.waited_seconds,
-            credit_tokens=CREDIT_TOKENS,
+            credit_tokens=self.client.credit_tokens,
             priority=plan.priority,
             grammar=plan.grammar,
             routing_key=caller.routing_key,

@@ -12,7 +12,8 @@ from sluice_runtime.server.failures import REFUSALS, GenerationFailedError
 from sluice_runtime.wire.messages import Credit, ToEngine, TokenDelta
 
 CREDIT_TOKENS: Final = 1024
-"""Tokens of one choice that the engine process may send before the reader has taken them."""
+"""Default of the tokens of one choice that the engine process may send before the reader has taken
+them."""
 
 
 class TokenStream:
@@ -25,7 +26,9 @@ class TokenStream:
         grammar_field: str | None = None,
         names: Collection[str] = (),
         router_id: str = "",
+        credit_tokens: int = CREDIT_TOKENS,
     ) -> None:
+        """`credit_tokens`: the request's, which is granted again in halves."""
         self.request_id = request_id
         self.router_id = router_id
         """The request's `x-request-id` if the router has set it, so that no client chose it."""
@@ -33,6 +36,7 @@ class TokenStream:
         """Names by which a client may abort the request."""
         self._grammar_field = grammar_field
         self._send = send
+        self._credit_tokens = credit_tokens
         self._deltas: deque[TokenDelta | SluiceRuntimeError] = deque()
         self.begun = False
         """Whether a token, or its end, has come."""
@@ -79,6 +83,6 @@ class TokenStream:
 
     def _grant(self, tokens: int) -> None:
         self._taken_tokens += tokens
-        if not self.ended and self._taken_tokens >= CREDIT_TOKENS // 2:
+        if not self.ended and 2 * self._taken_tokens >= self._credit_tokens:
             self._send(Credit(self.request_id, self._taken_tokens))
             self._taken_tokens = 0

@@ -102,9 +102,10 @@ async def running_server(
 def service_over(
     link: ApiLink, role: Role = Role.MIXED, key: bytes | None = None, *, required: bool = False
 ) -> Service:
-    """The parts of an API process with the text of a dummy model."""
+    """The parts of an API process with the text of a dummy model. The engine sends a token once the
+    one before it was read, so that each has an event of its own."""
     metrics = EngineMetrics()
-    client = EngineClient(link, time.monotonic, metrics)
+    client = EngineClient(link, time.monotonic, metrics, credit_tokens=1)
     identity = Identity(
         MODEL,
         role,

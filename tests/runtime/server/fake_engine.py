@@ -126,6 +126,11 @@ class _Answer:
     generate: Generate
     cached_tokens: int
     sent: int = 0
+    credit: int = field(init=False)
+    """Tokens that may be sent before the reader grants more."""
+
+    def __post_init__(self) -> None:
+        self.credit = self.generate.credit_tokens
 
     def next_delta(self) -> TokenDelta:
         asked = self.generate
@@ -134,6 +139,7 @@ class _Answer:
         ended = self.sent == len(asked.prompt_ids)
         token = EOS if ended else asked.prompt_ids[self.sent]
         self.sent += 1
+        self.credit -= 1
         reason: FinishReason | None = None
         if token in asked.stop_token_ids:
             reason = "stop"
@@ -207,16 +213,21 @@ class FakeEngine:
             if time.monotonic() - beat_seconds >= HEARTBEAT_SECONDS:
                 beat_seconds = time.monotonic()
                 link.send(Heartbeat(load(len(self._answers), self.queued)))
-            answering = bool(self._answers) and not self.paused.is_set()
-            for message in link.poll(0.0 if answering else 0.002):
+            for message in link.poll(0.0 if self._sendable() else 0.002):
                 self._receive(message)
             while self._outbox:
                 link.send(self._outbox.pop(0))
-            if self._answers and not self.paused.is_set():
+            if sendable := self._sendable():
                 step += 1
-                link.send(self._step(step))
+                link.send(self._step(step, sendable))
                 time.sleep(self.step_seconds)
         link.close()
+
+    def _sendable(self) -> list[_Answer]:
+        """The answers whose next token may be sent now."""
+        if self.paused.is_set():
+            return []
+        return [answer for answer in self._answers.values() if answer.credit > 0]
 
     def _receive(self, message: ToEngine) -> None:
         self.heard.append(message)
@@ -236,15 +247,18 @@ class FakeEngine:
                 self._prompts.clear()
             case TakeRole() if self.takes_roles:
                 self.say(RoleTaken(message.role, f"{READY.epoch}-{message.role}", 0))
+            case Credit() if answer := self._answers.get(message.request_id):
+                answer.credit += message.tokens
             case Credit() | Drain() | TakeRole():
                 pass
 
     def _ended(self, delta: TokenDelta) -> StepResult:
         return StepResult(0, "IDLE", time.monotonic(), 0.0, 0.0, [delta], load(len(self._answers)))
 
-    def _step(self, step: int) -> StepResult:
+    def _step(self, step: int, answers: list[_Answer]) -> StepResult:
         deltas = []
-        for request_id, answer in list(self._answers.items()):
+        for answer in answers:
+            request_id = answer.generate.request_id
             delta = answer.next_delta()
             if self.refuse_with:
                 delta = TokenDelta(request_id, (), "error", self.refuse_with, refusal=self.refusal)

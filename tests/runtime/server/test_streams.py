@@ -104,6 +104,15 @@ async def test_tokens_are_granted_in_halves_as_the_reader_takes_them() -> None:
     assert stream.ended
 
 
+async def test_a_credit_of_one_token_is_granted_again_with_each_token() -> None:
+    sent: list[ToEngine] = []
+    stream = TokenStream("a", sent.append, credit_tokens=1)
+    for token_ids in ((), (1,), (2,)):
+        stream.put(TokenDelta("a", token_ids))
+        await stream.next()
+    assert sent == [Credit("a", 1), Credit("a", 1)]
+
+
 async def test_the_engines_failure_ends_every_stream_at_once_without_done(endpoint: str) -> None:
     async with running_server(endpoint) as server, AsyncExitStack() as stack:
         server.engine.step_seconds = LONG_STEP_SECONDS
