@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Collection
+from itertools import chain
 from typing import Final
+
+from msgspec.structs import replace
 
 from sluice_runtime.errors import InvalidRequestError, SluiceRuntimeError
 from sluice_runtime.server.failures import REFUSALS, GenerationFailedError
@@ -14,6 +17,10 @@ from sluice_runtime.wire.messages import Credit, ToEngine, TokenDelta
 CREDIT_TOKENS: Final = 1024
 """Default of the tokens of one choice that the engine process may send before the reader has taken
 them."""
+_FAILED: Final = ("error", "abort")
+_JOINED_TOKENS: Final = 16
+"""Tokens from which a delta is joined with no further one: a slow client's next event stays short.
+"""
 
 
 class TokenStream:
@@ -46,7 +53,8 @@ class TokenStream:
         """Whether the terminal delta or a failure was read."""
 
     async def next(self) -> TokenDelta:
-        """The next delta; the one with a finish reason is the last.
+        """The next delta, with those that have arrived behind it; the one with a finish reason is
+        the last.
 
         Raises:
             GenerationFailedError: the engine ended this request with an error.
@@ -62,7 +70,7 @@ class TokenStream:
         while not self._deltas:
             self._arrived.clear()
             await self._arrived.wait()
-        delta = self._deltas.popleft()
+        delta = self._joined()
         self.ended = isinstance(delta, SluiceRuntimeError) or delta.finish_reason is not None
         if isinstance(delta, SluiceRuntimeError):
             raise delta
@@ -70,7 +78,7 @@ class TokenStream:
             raise InvalidRequestError(delta.error or "invalid", self._grammar_field)
         if delta.refusal is not None:
             raise REFUSALS[delta.refusal](delta.error or "the engine refused the request")
-        if delta.finish_reason in ("error", "abort"):
+        if delta.finish_reason in _FAILED:
             raise GenerationFailedError(delta.error or "the engine gave the request up")
         self._grant(len(delta.token_ids))
         return delta
@@ -80,6 +88,26 @@ class TokenStream:
         self.begun = True
         self._deltas.append(delta)
         self._arrived.set()
+
+    def _joined(self) -> TokenDelta | SluiceRuntimeError:
+        """The first delta, joined with those that have arrived behind it, or the failure."""
+        first = self._deltas.popleft()
+        if not self._deltas or isinstance(first, SluiceRuntimeError):
+            return first
+        deltas, tokens = [first], len(first.token_ids)
+        while self._deltas and tokens < _JOINED_TOKENS:
+            after = self._deltas[0]
+            if isinstance(after, SluiceRuntimeError) or after.finish_reason in _FAILED:
+                break  # the tokens before it are part of the answer
+            deltas.append(after)
+            tokens += len(after.token_ids)
+            self._deltas.popleft()
+        return replace(
+            first,
+            token_ids=tuple(chain.from_iterable([delta.token_ids for delta in deltas])),
+            finish_reason=deltas[-1].finish_reason,
+            logprobs=tuple(chain.from_iterable([delta.logprobs for delta in deltas])),
+        )
 
     def _grant(self, tokens: int) -> None:
         self._taken_tokens += tokens

@@ -14,6 +14,7 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -36,6 +37,10 @@ _CLOSE_MILLISECONDS: Final = 10_000
 
 _RECONNECT_MILLISECONDS: Final = 20
 """How often the engine tries to connect: the API process may bind later."""
+
+_TURN_MESSAGES: Final = 5
+"""Most messages that the API process reads in one turn of its event loop. While streams wait for a
+turn, one message a turn would let the others queue here without bound."""
 
 _LONG_FRAME_BYTES: Final = 256 * 1024
 """Size from which a frame counts as long: logprobs of a long prompt take megabytes."""
@@ -126,6 +131,7 @@ class ApiLink:
         self._context = zmq.asyncio.Context(io_threads=1)
         self._socket = self._context.socket(zmq.PAIR)
         _unbound_queues(self._socket)
+        self._without_loop: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket.bind(endpoint)
         self._encoder = msgspec.msgpack.Encoder()
@@ -146,9 +152,11 @@ class ApiLink:
                 if not received.done():
                     break
                 yield self._decode(received.result())
+                for frame in islice(self._arrived(), _TURN_MESSAGES - 1):
+                    yield self._decode(frame)
                 received = asyncio.ensure_future(self._socket.recv())
             received.cancel()
-            for frame in await self._rest():
+            for frame in self._arrived():
                 yield self._decode(frame)
         finally:
             gone.cancel()
@@ -175,13 +183,11 @@ class ApiLink:
         self._monitor.close(linger=0)
         self._context.destroy(linger=0)
 
-    async def _rest(self) -> list[bytes]:
-        frames: list[bytes] = []
-        while True:
-            try:
-                frames.append(await self._socket.recv(zmq.NOBLOCK))
-            except zmq.Again:
-                return frames
+    def _arrived(self) -> Iterator[bytes]:
+        """The frames that have arrived; ends where a reader would have to wait."""
+        with suppress(zmq.Again):
+            while True:
+                yield self._without_loop.recv(zmq.NOBLOCK)
 
     def _decode(self, frame: bytes) -> ToApi:
         message = _decode(self._decoder, frame, "engine process")

@@ -67,6 +67,7 @@ def server(module_server: Server) -> Iterator[Server]:
     yield module_server
     engine.paused.clear()
     engine.queued = 0
+    engine.joined_at = None
     engine.refuse_with = None
     engine.refusal = None
 

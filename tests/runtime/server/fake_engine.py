@@ -11,8 +11,10 @@ import subprocess
 import threading
 import time
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TypeVar
 
+import msgspec
 from sluice_contract.wire.load import EngineFigures, HandoverQueues
 from sluice_runtime.engine.loop import HEARTBEAT_SECONDS
 from sluice_runtime.wire.messages import (
@@ -132,7 +134,19 @@ class _Answer:
     def __post_init__(self) -> None:
         self.credit = self.generate.credit_tokens
 
-    def next_delta(self) -> TokenDelta:
+    def next_delta(self, tokens: int) -> TokenDelta:
+        """The next `tokens` tokens, or those up to the end."""
+        deltas = [self._next_token()]
+        while len(deltas) < tokens and deltas[-1].finish_reason is None:
+            deltas.append(self._next_token())
+        return msgspec.structs.replace(
+            deltas[0],
+            token_ids=tuple(chain.from_iterable(delta.token_ids for delta in deltas)),
+            finish_reason=deltas[-1].finish_reason,
+            logprobs=tuple(chain.from_iterable(delta.logprobs for delta in deltas)),
+        )
+
+    def _next_token(self) -> TokenDelta:
         asked = self.generate
         if asked.max_tokens == 0:
             return TokenDelta(asked.request_id, (), "length", prompt_logprobs=self._prompt_scores())
@@ -169,6 +183,8 @@ class FakeEngine:
 
     endpoint: str
     step_seconds: float = 0.0
+    joined_at: int | None = None
+    """Tokens of an answer's first delta, if its second one has all others."""
     paused: threading.Event = field(default_factory=threading.Event)
     """While set, requests are taken and nothing is answered."""
     queued: int = 0
@@ -247,8 +263,8 @@ class FakeEngine:
                 self._prompts.clear()
             case TakeRole() if self.takes_roles:
                 self.say(RoleTaken(message.role, f"{READY.epoch}-{message.role}", 0))
-            case Credit() if answer := self._answers.get(message.request_id):
-                answer.credit += message.tokens
+            case Credit() if message.request_id in self._answers:
+                self._answers[message.request_id].credit += message.tokens
             case Credit() | Drain() | TakeRole():
                 pass
 
@@ -259,7 +275,8 @@ class FakeEngine:
         deltas = []
         for answer in answers:
             request_id = answer.generate.request_id
-            delta = answer.next_delta()
+            rest = CONTEXT_TOKENS if self.joined_at else 1
+            delta = answer.next_delta(rest if answer.sent else self.joined_at or 1)
             if self.refuse_with:
                 delta = TokenDelta(request_id, (), "error", self.refuse_with, refusal=self.refusal)
             deltas.append(delta)

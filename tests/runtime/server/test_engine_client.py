@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import pytest
+import zmq
 from sluice_runtime.errors import (
     EngineDiedError,
     InvalidRequestError,
@@ -14,6 +16,7 @@ from sluice_runtime.errors import (
 )
 from sluice_runtime.server.engine_client import ENGINE_DIED, ENGINE_HUNG, EngineClient
 from sluice_runtime.server.metrics import EngineMetrics
+from sluice_runtime.server.token_stream import TokenStream
 from sluice_runtime.wire.messages import (
     EngineFailed,
     Generate,
@@ -25,7 +28,7 @@ from sluice_runtime.wire.messages import (
     ToEngine,
     TokenDelta,
 )
-from sluice_runtime.wire.transport import TransportError
+from sluice_runtime.wire.transport import ApiLink, EngineLink, TransportError
 
 from tests.runtime.server.conftest import MODEL, running_server, until
 from tests.runtime.server.fake_engine import READY, load
@@ -87,6 +90,37 @@ async def test_every_request_ends_when_the_engine_ends(
     assert not client.healthy()
     with pytest.raises(UnavailableError, match="not loaded"):
         client.open(Generate("c", [1], 5, Sampling()))
+
+
+async def test_an_engine_that_is_ahead_makes_few_events_and_loses_no_token(endpoint: str) -> None:
+    api, engine = ApiLink(endpoint), EngineLink(endpoint)
+    client = EngineClient(api, lambda: 0.0, EngineMetrics())
+    running = asyncio.create_task(client.run())
+    engine.send(READY)
+    await client.became_ready.wait()
+    streams = [client.open(Generate(name, [1], 50, Sampling())) for name in ("a", "b")]
+    for step in range(20):
+        deltas = [TokenDelta(stream.request_id, (step,)) for stream in streams]
+        engine.send(StepResult(step, "DECODE", 0.0, 0.1, 0.1, deltas, load(2)))
+    engine.send(OUT_OF_MEMORY)
+    engine.close()
+    zmq.Socket.shadow(api._monitor).poll()  # no turn of the loop until all has arrived
+
+    async def read(stream: TokenStream) -> list[tuple[int, ...]]:
+        read = []
+        with suppress(EngineDiedError):
+            while True:
+                read.append((await stream.next()).token_ids)
+        assert stream.ended
+        return read
+
+    steps = tuple(range(20))
+    expected = [steps[:5], steps[5:10], steps[10:15], steps[15:]]
+    try:
+        assert await asyncio.gather(*map(read, streams)) == [expected, expected]
+        assert await running == OUT_OF_MEMORY
+    finally:
+        api.close()
 
 
 class Timeline:

@@ -17,6 +17,7 @@ from tests.runtime.server.test_reasoning_client import THOUGHT, thinking
 from tests.runtime.server.test_responses_resumed import (
     CALLS,
     EVERY,
+    joined_anywhere,
     module_server,
     seen_at_every_byte,
     sent,
@@ -75,8 +76,15 @@ async def goes_on_from_every_byte(server: Server, asked: dict[str, Any], every: 
         assert await by_the_sdk(stream) == expected, stream
 
 
-@EVERY
-@pytest.mark.parametrize(
+async def is_the_same_joined_anywhere(server: Server, asked: dict[str, Any], every: int) -> None:
+    whole, streams = await joined_anywhere(server, MESSAGES, {**asked, "stream": True}, every)
+    expected = await by_the_sdk(whole)
+    for stream in streams:
+        assert folded(stream) == folded(whole), stream
+        assert await by_the_sdk(stream) == expected, stream
+
+
+STREAMED = pytest.mark.parametrize(
     "asked",
     [
         body("a€bcd€e"),
@@ -86,6 +94,25 @@ async def goes_on_from_every_byte(server: Server, asked: dict[str, Any], every: 
     ],
     ids=["text", "cut", "stopped", "calls"],
 )
+
+
+@EVERY
+@STREAMED
+async def test_a_stream_is_the_same_wherever_tokens_are_joined(
+    calling: Server, asked: dict[str, Any], every: int
+) -> None:
+    await is_the_same_joined_anywhere(calling, asked, every)
+
+
+@EVERY
+async def test_thinking_is_the_same_wherever_tokens_are_joined(
+    thinking: Server, every: int
+) -> None:
+    await is_the_same_joined_anywhere(thinking, body(THOUGHT + "Two."), every)
+
+
+@EVERY
+@STREAMED
 async def test_a_stream_cut_at_any_byte_is_one_whole_stream_for_the_official_sdk(
     calling: Server, asked: dict[str, Any], every: int
 ) -> None:

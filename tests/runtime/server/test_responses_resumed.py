@@ -12,7 +12,7 @@ import httpx2
 import openai
 import pytest
 import pytest_asyncio
-from sluice_contract.wire.private_calls import CallHead, Resume
+from sluice_contract.wire.private_calls import CallHead, ChoiceSoFar, Resume
 from sluice_router.resume import Progress
 from sluice_router.sse import DONE, WholeEvents
 from sluice_runtime.wire.transport import private_endpoint
@@ -147,14 +147,46 @@ async def goes_on_from_every_byte(
         assert await by_the_sdk(path, stream) == expected, stream
 
 
+async def joined_anywhere(
+    server: Server, path: str, body: dict[str, Any], every: int
+) -> tuple[bytes, list[bytes]]:
+    """A stream with a delta a token, and those of two deltas, wherever the second begins."""
+    await sent(server, path, body)  # from now on its prompt is cached
+    start = seen_at_every_byte(await sent(server, path, body))[-1].head.resume
+    assert start is not None
+    begun = Resume(start.start, [ChoiceSoFar() for _ in start.choices])
+    whole = seen_at_every_byte(await sent(server, path, body, begun))[-1]
+    assert whole.head.resume is not None
+    streams = []
+    for joined_at in range(1, max(len(c.ids) for c in whole.head.resume.choices), every):
+        server.engine.joined_at = joined_at
+        joined = seen_at_every_byte(await sent(server, path, body, begun))[-1]
+        assert len(data_of(joined.stream)) < len(data_of(whole.stream))
+        assert joined.head == whole.head
+        streams.append(joined.stream)
+    server.engine.joined_at = None
+    return whole.stream, streams
+
+
+async def is_the_same_joined_anywhere(
+    server: Server, path: str, body: dict[str, Any], every: int
+) -> None:
+    body = {"model": MODEL, "stream": True, **body}
+    whole, streams = await joined_anywhere(server, path, body, every)
+    expected = await by_the_sdk(path, whole)
+    for stream in streams:
+        if path == RESPONSES:
+            assert folded(data_of(stream)) == folded(data_of(whole)), stream
+        assert await by_the_sdk(path, stream) == expected, stream
+
+
 CALLS = f"Let me see.\n{TWO_CALLS}"
 PATCH = {"type": "custom", "name": "patch"}
 _PATCHED = '<tool_call>\n{"name": "patch", "arguments": {"input": "+ \\"é\\"\\n"}}\n</tool_call>'
 TEXT_CALL = f"{_PATCHED}\n{TWO_CALLS}"
 
 
-@EVERY
-@pytest.mark.parametrize(
+STREAMED = pytest.mark.parametrize(
     ("path", "body"),
     [
         (RESPONSES, {"input": "a€bcd€e"}),
@@ -184,6 +216,25 @@ TEXT_CALL = f"{_PATCHED}\n{TWO_CALLS}"
         "generate",
     ],
 )
+
+
+@EVERY
+@STREAMED
+async def test_a_stream_is_the_same_wherever_tokens_are_joined(
+    calling: Server, path: str, body: dict[str, Any], every: int
+) -> None:
+    await is_the_same_joined_anywhere(calling, path, body, every)
+
+
+@EVERY
+async def test_reasoning_is_the_same_wherever_tokens_are_joined(
+    thinking: Server, every: int
+) -> None:
+    await is_the_same_joined_anywhere(thinking, RESPONSES, {"input": THOUGHT + "Two."}, every)
+
+
+@EVERY
+@STREAMED
 async def test_a_stream_cut_at_any_byte_is_one_whole_stream_for_the_official_sdk(
     calling: Server, path: str, body: dict[str, Any], every: int
 ) -> None:

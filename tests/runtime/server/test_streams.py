@@ -9,10 +9,20 @@ from dataclasses import replace
 
 import pytest
 from sluice_contract.wire.load import LoadReport
-from sluice_runtime.errors import UnavailableError
+from sluice_runtime.errors import EngineDiedError, OverloadedError, UnavailableError
+from sluice_runtime.server.failures import GenerationFailedError
 from sluice_runtime.server.streaming import EventStream
 from sluice_runtime.server.token_stream import CREDIT_TOKENS, TokenStream
-from sluice_runtime.wire.messages import Abort, Credit, Drain, EngineFailed, ToEngine, TokenDelta
+from sluice_runtime.wire.messages import (
+    Abort,
+    Credit,
+    Drain,
+    EngineFailed,
+    FinishReason,
+    ToEngine,
+    TokenDelta,
+    TokenLogprob,
+)
 
 from tests.patience import PATIENCE_SECONDS
 from tests.runtime.server.conftest import MODEL, Server, running_server, until
@@ -90,15 +100,11 @@ async def test_tokens_are_granted_in_halves_as_the_reader_takes_them() -> None:
     sent: list[ToEngine] = []
     stream = TokenStream("a", sent.append)
     half = CREDIT_TOKENS // 2
-    for tokens in (half - 1, 1, half + 5):
+    for tokens, granted in ((half - 1, []), (1, [half]), (half + 5, [half, half + 5])):
         stream.put(TokenDelta("a", (1,) * tokens))
+        await stream.next()
+        assert sent == [Credit("a", credit) for credit in granted]
     stream.put(TokenDelta("a", (1,) * half, "stop"))
-    await stream.next()
-    assert sent == []
-    await stream.next()
-    assert sent == [Credit("a", half)]
-    await stream.next()
-    assert sent[1:] == [Credit("a", half + 5)]
     await stream.next()
     assert len(sent) == 2  # nothing is granted to a request that has ended
     assert stream.ended
@@ -111,6 +117,47 @@ async def test_a_credit_of_one_token_is_granted_again_with_each_token() -> None:
         stream.put(TokenDelta("a", token_ids))
         await stream.next()
     assert sent == [Credit("a", 1), Credit("a", 1)]
+
+
+async def test_tokens_that_wait_are_joined_and_others_are_not() -> None:
+    stream = TokenStream("a", lambda _: None)
+    for token in range(3):
+        stream.put(TokenDelta("a", (token,)))
+        assert await stream.next() == TokenDelta("a", (token,))
+    scores = [TokenLogprob(token, -0.5, 1, []) for token in range(40)]
+    stream.put(TokenDelta("a", (0,), cached_tokens=7, logprobs=(scores[0],)))
+    for token in range(1, 40):
+        reason: FinishReason | None = "length" if token == 39 else None
+        stream.put(TokenDelta("a", (token,), reason, logprobs=(scores[token],)))
+    deltas = [await stream.next() for _ in range(3)]
+    assert [len(delta.token_ids) for delta in deltas] == [16, 16, 8]
+    assert [token for delta in deltas for token in delta.token_ids] == list(range(40))
+    assert [score for delta in deltas for score in delta.logprobs] == scores
+    assert [delta.finish_reason for delta in deltas] == [None, None, "length"]
+    assert [delta.cached_tokens for delta in deltas] == [7, 0, 0]
+    assert stream.ended
+
+
+@pytest.mark.parametrize(
+    ("last", "error"),
+    [
+        (TokenDelta("a", (), "error", "broken"), GenerationFailedError),
+        (TokenDelta("a", (), "abort"), GenerationFailedError),
+        (TokenDelta("a", (), "error", "full", refusal="overloaded"), OverloadedError),
+        (EngineDiedError("gone"), EngineDiedError),
+    ],
+)
+async def test_tokens_that_wait_before_a_failure_are_read_before_it(
+    last: TokenDelta | EngineDiedError, error: type[Exception]
+) -> None:
+    stream = TokenStream("a", lambda _: None)
+    for delta in (TokenDelta("a", (1,)), TokenDelta("a", (2,)), last):
+        stream.put(delta)
+    assert await stream.next() == TokenDelta("a", (1, 2))
+    assert not stream.ended
+    with pytest.raises(error):
+        await stream.next()
+    assert stream.ended
 
 
 async def test_the_engines_failure_ends_every_stream_at_once_without_done(endpoint: str) -> None:

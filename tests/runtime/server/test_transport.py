@@ -107,6 +107,34 @@ async def test_messages_end_when_the_engine_has_gone_and_its_last_word_is_read(
         api.close()
 
 
+async def test_few_messages_are_read_in_a_turn_however_far_the_engine_is_ahead(
+    endpoint: str,
+) -> None:
+    """So they are joined for the streams, which have the next turn."""
+    api, engine = ApiLink(endpoint), EngineLink(endpoint)
+    sent = [EngineFailed("R", str(number)) for number in range(23)]
+    for message in sent:
+        engine.send(message)
+    await asyncio.to_thread(engine.close)
+    await asyncio.to_thread(zmq.Socket.shadow(api._monitor).poll)  # all have arrived, and the end
+    turns: list[list[ToApi]] = [[]]
+    next_turn = asyncio.get_running_loop().call_soon
+
+    def turn() -> None:
+        turns.append([])
+        timer.append(next_turn(turn))
+
+    timer = [next_turn(turn)]
+    try:
+        async for received in api.messages():
+            turns[-1].append(received)
+    finally:
+        timer[-1].cancel()
+        api.close()
+    assert [message for messages in turns for message in messages] == sent
+    assert [len(messages) for messages in turns if messages] == [5, 5, 5, 5, 3]
+
+
 def test_an_engine_that_was_asked_to_stop_leaves_at_once(endpoint: str) -> None:
     engine = EngineLink(endpoint)
     engine.send(Heartbeat(LOAD))  # nobody listens
