@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from sluice_runtime.model.tokenizer import Tokenizer
 from sluice_runtime.server.choice_plans import ChoicePlan
@@ -29,8 +29,7 @@ _WINDOW_TOKENS: Final = 32
 """Most tokens decoded at a time, except for one long run of byte tokens."""
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """The next part of one choice. `finish_reason` is set on a choice's last piece only."""
 
     index: int
@@ -99,8 +98,7 @@ def joined(pieces: Sequence[Piece]) -> Piece:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
+class _Waiting(NamedTuple):
     """A token whose text may not have been sent yet."""
 
     token_id: int
@@ -227,7 +225,7 @@ class AnswerText:
 
 def _with_best(scored: list[ScoredToken], top: int) -> list[ScoredToken]:
     """Cuts the top logprobs to the number requested; the engine may have sent more."""
-    return [msgspec.structs.replace(score, top=score.top[:top]) for score in scored]
+    return [replace(score, top=score.top[:top]) for score in scored]
 
 
 class StopStrings:
@@ -326,14 +324,15 @@ class Detokenizer:
         piece = text[self._emitted : certain]
         self._emitted = max(self._emitted, certain)
         if not open_ended:
-            self._keep_last(_CONTEXT_TOKENS)
+            self._cut_context()
         elif len(self._window) > _WINDOW_TOKENS:
             self._cut_inside(text)
         return piece
 
-    def _keep_last(self, tokens: int) -> None:
-        if len(self._window) > tokens:
-            self._window = self._window[-tokens:]
+    def _cut_context(self) -> None:
+        """Drops old tokens of a window whose text has been returned, a few at a time."""
+        if len(self._window) > 2 * _CONTEXT_TOKENS:
+            self._window = self._window[-_CONTEXT_TOKENS:]
             self._emitted = len(self._tokenizer.decode(self._window))
 
     def _cut_inside(self, text: str) -> None:

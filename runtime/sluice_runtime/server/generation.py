@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
+from msgspec.structs import replace
 from sluice_contract.wire.private_calls import CallHead
 
 from sluice_runtime.model.tokenizer import Tokenizer

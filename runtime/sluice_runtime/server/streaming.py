@@ -8,7 +8,7 @@ works and no second copy is made.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from sluice_contract.http_errors import ANTHROPIC_PATHS
 from sluice_contract.wire.private_calls import MORE_LINE, EventComment, comment_line
 from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from sluice_runtime.server.failures import error_body, log_unforeseen
 from sluice_runtime.server.response_writers import Chunk, NamedEvents
@@ -29,10 +29,6 @@ _HEADERS: Final = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 _PART_BYTES: Final = 256 * 1024
 
 ResultT = TypeVar("ResultT")
-
-
-class ClientGoneError(Exception):
-    """The client disconnected or stopped reading."""
 
 
 class StreamEnd(NamedTuple):
@@ -79,32 +75,24 @@ class EventStream(StreamingResponse):
         self._write_seconds = write_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await until_client_leaves(receive, self._run(send))
+        client = _Client(send, self._write_seconds)
+        await until_client_leaves(receive, self._run(client), client.stalls())
 
-    async def _run(self, send: Send) -> None:
-        await self._send(send, _start(self))
+    async def _run(self, client: _Client) -> None:
+        await client.send(_start(self))
         async with aclosing(self._events) as events:
             try:
                 async for event in events:
-                    await self._body(send, _event(event))
-                await self._body(send, self._end.done)
-            except ClientGoneError:
-                raise
+                    await client.send_body(_event(event))
+                await client.send_body(self._end.done)
             except Exception as error:
                 log_unforeseen(error)
-                await self._body(send, self._error_event(error))
-        await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
+                await client.send_body(self._error_event(error))
+        await client.send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _error_event(self, error: Exception) -> bytes:
         body = error_body(error, self._end.error_path)
         return _event(NamedEvents((body,)) if self._end.error_path else body)
-
-    async def _body(self, send: Send, body: bytes) -> None:
-        for part in _parts(body):
-            await self._send(send, {"type": "http.response.body", "body": part, "more_body": True})
-
-    async def _send(self, send: Send, message: Any) -> None:
-        await _send_within(self._write_seconds, send, message)
 
 
 class WholeAnswer(Response):
@@ -118,37 +106,64 @@ class WholeAnswer(Response):
         if len(self.body) <= _PART_BYTES:
             await super().__call__(scope, receive, send)
         else:
-            await until_client_leaves(receive, self._run(send))
+            client = _Client(send, self._write_seconds)
+            await until_client_leaves(receive, self._run(client), client.stalls())
 
-    async def _run(self, send: Send) -> None:
-        await self._send(send, _start(self))
-        for part in _parts(self.body):
-            await self._send(send, {"type": "http.response.body", "body": part, "more_body": True})
-        await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
+    async def _run(self, client: _Client) -> None:
+        await client.send(_start(self))
+        await client.send_body(self.body)
+        await client.send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _send(self, send: Send, message: Any) -> None:
-        await _send_within(self._write_seconds, send, message)
+
+class _Client:
+    """A client that is written to, with one timer for all writes."""
+
+    def __init__(self, send: Send, write_seconds: float) -> None:
+        self._send = send
+        self._write_seconds = write_seconds
+        self._time = asyncio.get_running_loop().time
+        self._write_began: float | None = None
+        """When the write began that has not ended."""
+
+    async def send_body(self, body: bytes | memoryview) -> None:
+        """Sends a part of the body."""
+        for begin in range(0, len(body), _PART_BYTES):
+            part = bytes(body[begin : begin + _PART_BYTES])
+            await self.send({"type": "http.response.body", "body": part, "more_body": True})
+
+    async def send(self, message: Message) -> None:
+        """Sends a message."""
+        self._write_began = self._time()
+        await self._send(message)
+        self._write_began = None
+
+    async def stalls(self) -> None:
+        """Returns when a write takes longer than `write_seconds`, as the client does not read."""
+        left_seconds = self._write_seconds
+        while left_seconds > 0:
+            await asyncio.sleep(left_seconds)
+            now = self._time()
+            began = now if self._write_began is None else self._write_began
+            left_seconds = began + self._write_seconds - now
 
 
 async def until_client_leaves(
-    receive: Receive, work: Coroutine[Any, Any, ResultT]
+    receive: Receive, work: Coroutine[Any, Any, ResultT], *limits: Coroutine[Any, Any, None]
 ) -> ResultT | None:
-    """Awaits `work` and returns its result; if the client disconnects first, cancels it and returns
-    None.
+    """Awaits `work` and returns its result; if the client disconnects or a limit returns first,
+    cancels it and returns None.
 
     The request's body must have been read already, so that `receive` can only report a disconnect.
     """
-    gone = asyncio.ensure_future(_disconnected(receive))
     working = asyncio.ensure_future(work)
+    ends = [asyncio.ensure_future(end) for end in (_disconnected(receive), *limits)]
     try:
-        await asyncio.wait({gone, working}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([working, *ends], return_when=asyncio.FIRST_COMPLETED)
         return working.result() if working.done() else None
-    except ClientGoneError:
-        return None
     finally:
-        gone.cancel()
-        working.cancel()
-        await asyncio.gather(gone, working, return_exceptions=True)
+        for task in (working, *ends):
+            task.cancel()
+        await asyncio.gather(working, *ends, return_exceptions=True)
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -158,19 +173,6 @@ async def _disconnected(receive: Receive) -> None:
 
 def _start(response: Response) -> dict[str, Any]:
     return {"type": "http.response.start", "status": 200, "headers": response.raw_headers}
-
-
-def _parts(body: bytes | memoryview) -> Iterator[bytes]:
-    for begin in range(0, len(body), _PART_BYTES):
-        yield bytes(body[begin : begin + _PART_BYTES])
-
-
-async def _send_within(seconds: float, send: Send, message: Any) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await send(message)
-    except TimeoutError:
-        raise ClientGoneError from None
 
 
 def _event(value: Event) -> bytes:

@@ -305,6 +305,29 @@ async def test_a_client_that_does_not_read_is_disconnected() -> None:
     assert closed.is_set()
 
 
+async def test_a_client_may_wait_for_tokens_longer_than_a_write_may_take() -> None:
+    sent: list[dict[str, object]] = []
+    loop = asyncio.get_running_loop()
+
+    async def rare():  # type: ignore[no-untyped-def]
+        for number in range(3):
+            arrived = asyncio.Event()
+            loop.call_later(0.04, arrived.set)
+            await arrived.wait()
+            yield {"x": number}
+
+    async def receive() -> dict[str, object]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: dict[str, object]) -> None:
+        sent.append(message)
+
+    response = EventStream(rare(), write_seconds=0.01)
+    await response({"type": "http"}, receive, send)  # type: ignore[arg-type]
+    assert [message.get("more_body") for message in sent] == [None, *[True] * 4, False]
+
+
 async def test_a_drain_that_is_cut_short_ends_streams_with_an_error(endpoint: str) -> None:
     async with running_server(endpoint) as server:
         server.engine.step_seconds = LONG_STEP_SECONDS
