@@ -54,11 +54,12 @@ class RawConnection:
 
     async def _body(self, head: bytes) -> bytes:
         if b"transfer-encoding: chunked" in head:
-            return b"".join([chunk async for chunk in self._chunks()])
+            return b"".join([chunk async for chunk in self.chunks()])
         _, _, rest = head.partition(b"content-length: ")
         return await self.reader.readexactly(int(rest.split(b"\r\n")[0]))
 
-    async def _chunks(self) -> AsyncIterator[bytes]:
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The chunks of a body, as they were written."""
         while size := int(await self.reader.readline(), 16):
             yield (await self.reader.readexactly(size + 2))[:-2]
         await self.reader.readline()

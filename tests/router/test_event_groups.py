@@ -82,6 +82,40 @@ async def test_what_is_held_of_a_group_is_counted_until_it_is_written(
         await until_buffered(router, client, 0, 0)
 
 
+@pytest.mark.parametrize("private", [True, False])
+async def test_events_that_have_arrived_are_one_write(private: bool, tmp_path: Path) -> None:
+    events = [b'data: {"text":"%d"}\n\n' % number for number in range(50)]
+    comments = [START, *(comment_line(EventComment(c=[(0, [n])])) for n in range(1, 50))]
+    sent = [c * private + event for c, event in zip(comments, events, strict=True)]
+
+    async def behave(engine: fakes.FakeEngine, request: web.Request) -> web.StreamResponse:
+        response = await fakes.start_stream(request)
+        await response.write(sent[0])
+        await engine.gate.wait()
+        for event in [*sent[1:], DONE]:  # the router has no turn in between
+            await response.write(event)
+        return response
+
+    (tmp_path / "key").write_bytes(b"k" * 32)
+    key: dict[str, Any] = {"handover_key_file": str(tmp_path / "key")} if private else {}
+    async with AsyncExitStack() as stack:
+        engine = await stack.enter_async_context(fakes.running_engine(behave))
+        if private:
+            private_engine(engine)
+        router = await stack.enter_async_context(fakes.running_router(engine.url, **key))
+        await asyncio.wait_for(engine.polled.wait(), PATIENCE_SECONDS)
+        asking = await stack.enter_async_context(raw_connection(router.url))
+        asking.writer.write(request_bytes())
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await asking.reader.readuntil(b"\r\n\r\n")
+            chunks = asking.chunks()
+            assert await anext(chunks) == events[0]
+            engine.gate.set()
+            rest = [chunk async for chunk in chunks]
+    assert b"".join(rest) == b"".join(events[1:]) + DONE
+    assert len(rest) < 5
+
+
 @pytest.mark.parametrize("begun", [False, True])
 async def test_a_group_that_does_not_fit_is_429_or_an_error_event(
     begun: bool, tmp_path: Path
