@@ -208,6 +208,10 @@ bench-startup: setup ## process start to /health and to the first token
 bench-router: setup ## what the router adds to the time to first token
 	$(PYTHON) -m benchmarks.router
 
+.PHONY: bench-http
+bench-http: setup ## CPU time a token of the API process and the router, 256 chats over HTTP, beside a bare server
+	$(PYTHON) -m benchmarks.http
+
 .PHONY: bench-transfer
 bench-transfer: setup ## reading KV pages of another process, beside Mooncake's engine alone
 	$(PYTHON) -m benchmarks.transfer

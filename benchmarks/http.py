@@ -170,7 +170,10 @@ def api_file(folder: str, port: int, key: str) -> str:
 async def until_ok(url: str) -> None:
     """Waits until the page is there."""
     async with aiohttp.ClientSession() as client, asyncio.timeout(START_SECONDS):
-        while (await client.get(url)).status != HTTPStatus.OK:  # noqa: ASYNC110 (another process)
+        while True:
+            async with client.get(url) as answer:
+                if answer.status == HTTPStatus.OK:
+                    return
             await asyncio.sleep(0.02)
 
 

@@ -88,6 +88,22 @@ OTHERS: Final = (
         package="server",
     ),
     Mutation(
+        "stream: tokens that wait have an event each",
+        "token_stream",
+        "if not self._deltas or isinstance(first, SluiceRuntimeError):",
+        "if True:",
+        ("test_engine_client",),
+        package="server",
+    ),
+    Mutation(
+        "stream: tokens before a failure are lost with it",
+        "token_stream",
+        " or after.finish_reason in _FAILED:",
+        ":",
+        ("test_streams",),
+        package="server",
+    ),
+    Mutation(
         "policies: tenants do not share",
         "policies/ageing",
         "counts[request.tenant], place, request.tenant",
