@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from http import HTTPStatus
 from pathlib import Path
 from statistics import median
@@ -95,9 +95,9 @@ async def measure(options: argparse.Namespace) -> None:
                 for way in all_ways:
                     runs[way.name].append(await at_once(way, options.streams, tokens))
         for name, measured in runs.items():
-            for figure in Measured.__dataclass_fields__:
-                value = median(getattr(run, figure) for run in measured)
-                line = {"bench": "http", "load": load, "way": name, "figure": figure}
+            for figure in fields(Measured):
+                value = median(getattr(run, figure.name) for run in measured)
+                line = {"bench": "http", "load": load, "way": name, "figure": figure.name}
                 print(json.dumps({**line, "value": round(value, 2)}), flush=True)
 
 
