@@ -45,6 +45,7 @@ IMAGES: Mapping[str, Image] = {
         Image("engine"),
         Image("engine-cuda", variant_of="engine", arguments=(("ACCELERATOR", "cuda"),)),
         Image("engine-sample", on="engine"),
+        Image("engine-smollm2", on="engine-sample"),
         Image("engine-cuda-sample", on="engine-cuda", variant_of="engine-sample"),
         Image("engine-pretended", on="engine-sample"),
         Image("router"),
