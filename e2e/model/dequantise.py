@@ -23,6 +23,8 @@ def dequantise(file: Path, folder: Path, dtype: str = "float32") -> None:
     # With these, transformers would take the weights for the file's quantised ones, which it cannot
     # write.
     del model.hf_quantizer, model.config.quantization_config
+    # As the model's card samples; the file does not say it.
+    model.generation_config.update(do_sample=True, temperature=0.2, top_p=0.9)
     model.save_pretrained(folder)
     tokenizer: Any = AutoTokenizer.from_pretrained(**source)
     tokenizer.save_pretrained(folder)
