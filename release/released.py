@@ -21,13 +21,13 @@ class Released:
 
     version: str = VERSION
     registry: str = ""
-    runbooks: str = ""
-    """Where docs/runbooks of this version is served."""
+    source: str = ""
+    """URL of the repository."""
     digests: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(
-        cls, registry: str, digests: Path | None, repositories: Collection[str], runbooks: str = ""
+        cls, registry: str, digests: Path | None, repositories: Collection[str], source: str = ""
     ) -> Self:
         """Of a file that holds a JSON object from each of `repositories` to its digest.
 
@@ -36,7 +36,7 @@ class Released:
         """
         registry = registry.rstrip("/")
         if digests is None:
-            return cls(registry=registry, runbooks=runbooks)
+            return cls(registry=registry, source=source)
         found = json.loads(digests.read_text())
         if found.keys() != set(repositories):
             raise ConfigError(
@@ -45,7 +45,12 @@ class Released:
         for repository, digest in found.items():
             if not _DIGEST.fullmatch(str(digest)):
                 raise ConfigError(f"{digests}: {repository}", digest, "sha256: and 64 hex digits")
-        return cls(registry=registry, runbooks=runbooks, digests=found)
+        return cls(registry=registry, source=source, digests=found)
+
+    @property
+    def runbooks(self) -> str:
+        """Where docs/runbooks of this version is served; "" if not known."""
+        return f"{self.source}/blob/v{self.version}/docs/runbooks" if self.source else ""
 
     def reference(self, repository: str) -> str:
         """REGISTRY/REPOSITORY:VERSION@DIGEST, without what is not known."""

@@ -83,12 +83,13 @@ class Buildah:
         context: Path,
         name: str,
         arguments: Mapping[str, str],
+        labels: Mapping[str, str],
         downloads: Downloads,
         progress: Callable[[str], None],
     ) -> None:
         """Builds one Dockerfile and names the result. Raises ClusterError with the log's end."""
         log = self._folder / f"{dockerfile.stem}.log"
-        words = build_words(dockerfile, context, name, arguments, downloads)
+        words = build_words(dockerfile, context, name, arguments, labels, downloads)
         process = subprocess.Popen(
             self.argv(*words),
             stdout=subprocess.PIPE,
@@ -116,6 +117,7 @@ def build_words(
     context: Path,
     name: str,
     arguments: Mapping[str, str],
+    labels: Mapping[str, str],
     downloads: Downloads,
 ) -> list[str]:
     """The words after `buildah` that build `dockerfile`; secrets and volumes stay out of images."""
@@ -129,6 +131,7 @@ def build_words(
     words += [f"--volume={downloads.uv_cache}:{UV_CACHE}"]
     words += [f"--build-arg=UV_CACHE_DIR={UV_CACHE}"]
     words += [f"--build-arg={key}={value}" for key, value in arguments.items()]
+    words += [f"--label={key}={value}" for key, value in labels.items()]
     if downloads.ca_bundle is not None:
         words += [f"--secret=id=ca-bundle,src={downloads.ca_bundle}"]
     return [*words, str(context)]

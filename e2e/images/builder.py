@@ -15,7 +15,7 @@ from e2e.cluster.toolchain.prerequisites import IMAGE_PACKAGES, ensure_packages
 from e2e.cluster.toolchain.uv import find_uv
 from e2e.images.base import PUBLIC_BASE, base_image
 from e2e.images.buildah import Buildah, Downloads
-from e2e.images.catalog import Image
+from e2e.images.catalog import Image, labels
 from e2e.images.layout import ImageLayout
 
 CA_BUNDLES = (
@@ -85,7 +85,9 @@ class BuildahBuilder:
     ) -> None:
         self.buildah.remove_leftovers()
         dockerfile = context / image.dockerfile
-        self.buildah.build(dockerfile, context, tag, arguments, self.downloads, progress)
+        self.buildah.build(
+            dockerfile, context, tag, arguments, labels(image), self.downloads, progress
+        )
         progress("into the image layout")
         command = self.buildah.script(EXPORT, tag, self.layout.folder)
         run(command.argv, env=command.environment)
@@ -126,6 +128,7 @@ class DockerBuilder:
     ) -> None:
         words = ["build", f"--file={image.dockerfile}", f"--tag={tag}"]
         words += [f"--build-arg={key}={value}" for key, value in arguments.items()]
+        words += [f"--label={key}={value}" for key, value in labels(image).items()]
         if (bundle := ca_bundle()) is not None:
             words += [f"--secret=id=ca-bundle,src={bundle}"]
         progress(f"{self._command} build")

@@ -12,6 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sluice_contract.version import VERSION
+
+from e2e.cluster.command import run
 from e2e.cluster.errors import ClusterError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,6 +48,7 @@ IMAGES: Mapping[str, Image] = {
         Image("engine"),
         Image("engine-cuda", variant_of="engine", arguments=(("ACCELERATOR", "cuda"),)),
         Image("engine-sample", on="engine"),
+        Image("engine-smollm2", on="engine-sample"),
         Image("engine-cuda-sample", on="engine-cuda", variant_of="engine-sample"),
         Image("engine-pretended", on="engine-sample"),
         Image("router"),
@@ -89,6 +93,25 @@ def tag(image: Image, base: str, root: Path) -> str:
         digest.update(str(path.relative_to(root)).encode() + mode + b"\0")
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return f"{LOCAL}sluice-{image.name}:{digest.hexdigest()[:TAG_DIGITS]}"
+
+
+def labels(image: Image, root: Path = ROOT) -> dict[str, str]:
+    """Labels of an image that is built from the tree, named as in the OCI image specification."""
+    values = {
+        "title": f"sluice-{image.name}",
+        "version": VERSION,
+        "licenses": "Apache-2.0",
+        "revision": _commit(root),
+    }
+    return {f"org.opencontainers.image.{name}": text for name, text in values.items() if text}
+
+
+def _commit(root: Path) -> str:
+    """The commit that is checked out; "" in a tree without git."""
+    try:
+        return run(["git", "-C", root, "rev-parse", "HEAD"]).strip()
+    except (ClusterError, OSError):
+        return ""
 
 
 def take_context(images: Sequence[Image], target: Path, root: Path = ROOT) -> None:

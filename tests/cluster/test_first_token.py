@@ -10,10 +10,10 @@ from contextlib import contextmanager
 import pytest
 
 from e2e.cluster.errors import ClusterError
-from e2e.first_token import stream_completion
+from e2e.first_token import stream_answer
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
-PIECE = b'data: {"choices": [{"text": "ab"}]}\n\n'
+PIECE = b'data: {"choices": [{"delta": {"content": "ab"}}]}\n\n'
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def service(answer: bytes) -> Iterator[str]:
 
 def ask(answer: bytes) -> list[str]:
     with service(answer) as url:
-        return list(stream_completion(url, "m", "p", 1))
+        return list(stream_answer(url, "m", "p", 1))
 
 
 def test_the_pieces_of_an_answer_that_ends() -> None:

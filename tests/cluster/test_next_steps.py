@@ -16,6 +16,6 @@ def test_next_steps_lead_ones_own_tools_to_the_cluster(
 ) -> None:
     monkeypatch.setenv("SLUICE_CACHE", str(tmp_path / "with space"))
     cluster = KindCluster("sluice", "docker")
-    print_next_steps(cluster)
+    print_next_steps(cluster, "m")
     (line,) = (line for line in capsys.readouterr().out.splitlines() if "KUBECONFIG" in line)
     assert f"KUBECONFIG={cluster.kubeconfig}" in shlex.split(line)

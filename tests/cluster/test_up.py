@@ -51,5 +51,5 @@ def test_a_service_that_is_scaled_to_zero_is_not_asked(
 ) -> None:
     monkeypatch.setenv("SLUICE_CACHE", str(tmp_path))
     cluster = KindCluster("sluice", "an engine that is not there")
-    ask_sample(cluster, _conditions("ScaledToZero"), started=0.0)
+    ask_sample(cluster, "m", _conditions("ScaledToZero"), started=0.0)
     assert "scale infsvc/chat --replicas=1" in capsys.readouterr().err

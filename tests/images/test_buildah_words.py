@@ -11,12 +11,14 @@ from e2e.images.builder import ca_bundle
 
 def words(bundle: Path | None) -> list[str]:
     downloads = Downloads(uv_cache=Path("/cache/uv"), ca_bundle=bundle)
-    return build_words(Path("a.Dockerfile"), Path("/tree"), "a:1", {"BASE": "b:1"}, downloads)
+    return build_words(
+        Path("a.Dockerfile"), Path("/tree"), "a:1", {"BASE": "b:1"}, {"version": "1"}, downloads
+    )
 
 
 def test_a_build_gets_its_arguments_cache_and_context() -> None:
     told = words(None)
-    assert "--build-arg=BASE=b:1" in told
+    assert {"--build-arg=BASE=b:1", "--label=version=1"} <= set(told)
     assert "--volume=/cache/uv:/var/cache/host-uv" in told
     assert told[-1] == "/tree"
     assert not [word for word in told if word.startswith("--secret")]

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
+from sluice_contract.version import VERSION
 
 from e2e.cluster.errors import ClusterError
-from e2e.images.catalog import IMAGES, copied_files, tag, take_context, with_foundations
+from e2e.images.catalog import IMAGES, copied_files, labels, tag, take_context, with_foundations
 
 DOCKERFILE = """\
 ARG BASE
@@ -98,3 +99,14 @@ def test_an_image_of_ours_is_built_before_those_that_start_from_it() -> None:
 def test_a_name_that_is_no_image_is_refused() -> None:
     with pytest.raises(ClusterError, match="image enigne: allowed are engine, "):
         with_foundations(["enigne"])
+
+
+def test_labels_name_version_licence_and_commit() -> None:
+    prefix = "org.opencontainers.image."
+    found = {name.removeprefix(prefix): text for name, text in labels(IMAGES["router"]).items()}
+    assert found.pop("revision", "0" * 40).isalnum()
+    assert found == {"title": "sluice-router", "version": VERSION, "licenses": "Apache-2.0"}
+
+
+def test_a_tree_without_git_has_no_commit(tree: Path) -> None:
+    assert "org.opencontainers.image.revision" not in labels(IMAGES["router"], tree)

@@ -95,6 +95,7 @@ FULL_SPEC: Manifest = {
         "replicas": 2,
         "resources": {"requests": {"cpu": "1"}},
         "cors": {"allowedOrigins": ["https://chat.example.com"]},
+        "page": False,
         "route": {
             "parentRefs": [{"name": "public", "namespace": "infra", "sectionName": "https"}],
             "hostnames": ["models.example.com"],

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sluice_contract.version import VERSION
 
 from e2e.cluster.command import run
 from e2e.cluster.toolchain.binaries import ensure_binaries
@@ -51,10 +52,11 @@ def test_it_is_manifests_base_with_every_image_by_digest(kubectl: Path) -> None:
 
 
 def test_a_release_names_its_runbooks(kubectl: Path) -> None:
-    pages = "https://pages.example.com/1.2.3/runbooks"
+    source = "https://git.example.com/team/sluice"
+    pages = f"{source}/blob/v{VERSION}/docs/runbooks"
     (operator,) = (
         each
-        for each in by_name(install_yaml(kubectl, Released(runbooks=pages))).values()
+        for each in by_name(install_yaml(kubectl, Released(source=source))).values()
         if each["kind"] == "Deployment"
     )
     (own,) = operator["spec"]["template"]["spec"]["containers"]

@@ -13,6 +13,7 @@ import openai
 import pytest
 from sluice_contract.base import ConfigError
 from sluice_contract.config.router import Auth
+from sluice_router.accounting import PUBLIC
 from sluice_router.app import build_app
 from sluice_router.auth import LOOK_SECONDS, ApiKeys, UnauthorizedError
 from sluice_router.engines import Fleet
@@ -142,7 +143,7 @@ def _routes(folder: Path) -> Iterator[tuple[str, str]]:
     yield "POST", "/health"
 
 
-async def test_every_route_but_the_probe_asks_for_a_key(secret: Mounted) -> None:
+async def test_every_route_but_probe_and_pages_asks_for_a_key(secret: Mounted) -> None:
     auth = Auth(keys_directory=str(secret.folder))
     asked = set()
     async with (
@@ -152,7 +153,7 @@ async def test_every_route_but_the_probe_asks_for_a_key(secret: Mounted) -> None
     ):
         for method, path in _routes(secret.folder):
             async with client.request(method, router.url + path, data=BODY) as response:
-                if path == "/health" and method in ("GET", "HEAD"):
+                if path in PUBLIC and method in ("GET", "HEAD"):
                     assert response.status == 200
                     continue
                 assert response.status == 401, (method, path)

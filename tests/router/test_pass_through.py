@@ -199,7 +199,7 @@ async def test_a_compressed_body_is_refused(client: aiohttp.ClientSession) -> No
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
-    [("GET", "/", 404), ("POST", "/generate", 404), ("GET", "/v1/completions", 405)],
+    [("GET", "/nowhere", 404), ("POST", "/generate", 404), ("GET", "/v1/completions", 405)],
 )
 async def test_unknown_routes_and_methods_read_as_openai_errors(
     client: aiohttp.ClientSession, method: str, path: str, status: int

@@ -99,7 +99,7 @@ def _write_control_plane(binaries: Binaries, names: list[str], archive: Path) ->
 
 def _build(builder: BuildahBuilder, context: Path, name: str, base: str, step: Step) -> None:
     dockerfile, downloads = context / DOCKERFILE, builder.downloads
-    builder.buildah.build(dockerfile, context, name, {"BASE": base}, downloads, step.detail)
+    builder.buildah.build(dockerfile, context, name, {"BASE": base}, {}, downloads, step.detail)
     step.detail("into an archive")
     builder.buildah.run("push", "--quiet", name, f"docker-archive:{context / 'node.tar'}:{name}")
     builder.buildah.run("rmi", name)

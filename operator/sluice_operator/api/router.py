@@ -107,6 +107,11 @@ class RouterSpec(ApiModel):
     cors: RouterCors | None = Field(
         default=None, description="Which web pages may send requests; left out: none."
     )
+    page: bool | None = Field(
+        default=None,
+        description="Whether `/` is a web page to chat with the model, and `/docs` one that shows "
+        "the routes; left out: true.",
+    )
     route: RouteSpec | None = Field(
         default=None,
         description="An HTTPRoute to the service, where the cluster has the Gateway API; left out: "

@@ -263,6 +263,11 @@ class RouterConfig(ContractModel):
     cors: Cors | None = Field(
         default=None, description="Which web pages may send requests; left out: none."
     )
+    page: bool = Field(
+        default=True,
+        description="Whether `/` is a web page to chat with the model, and `/docs` one that shows "
+        "the routes.",
+    )
     tracing: RouterTracing | None = Field(
         default=None,
         description="Where spans of requests go, and of which; left out: nowhere.",

@@ -33,11 +33,7 @@ from sluice_runtime.server.handler import RequestHandler, Route, ignored_header
 from sluice_runtime.server.health import TokenCheck
 from sluice_runtime.server.http import GateMiddleware
 from sluice_runtime.server.messages.events import MessageWriter
-from sluice_runtime.server.messages.models import (
-    MessageAnswer,
-    MessageEvent,
-    TokenCount,
-)
+from sluice_runtime.server.messages.models import MessageAnswer, MessageEvent, TokenCount
 from sluice_runtime.server.messages.request import CountTokensRequest, MessagesRequest
 from sluice_runtime.server.messages.translation import plan_message
 from sluice_runtime.server.metrics import CONTENT_TYPE
@@ -54,6 +50,7 @@ from sluice_runtime.server.openapi import (
     named_events,
     signed_call,
 )
+from sluice_runtime.server.pages import for_people
 from sluice_runtime.server.prompts import ServedModel, token_ids
 from sluice_runtime.server.protocol import (
     MAX_PROMPT_TOKENS,
@@ -144,6 +141,7 @@ def routes_of(service: Service, *, with_metrics: bool = True) -> FastAPI:
         _models(service),
         _engine(service),
         _status(service),
+        for_people(),
         *metrics,
     )
 

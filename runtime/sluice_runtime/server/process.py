@@ -8,6 +8,7 @@ import gc
 import json
 import logging
 import os
+import shlex
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -41,9 +42,9 @@ from sluice_runtime.wire.transport import ApiLink
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 """A server on one of these addresses is probably being tried by a person, so the log shows how to
 send a request."""
-TRY_PROMPT: Final = "copy: abcdefgh\n"
-"""Prompt in the log's example. The small example model was trained on this task; other models
-generate something."""
+TRY_QUESTION: Final = "What is Kubernetes?"
+TRY_PROMPT: Final = "Kubernetes is"
+"""Question, or without a chat template the beginning of a text, in the log's example."""
 TEXT_THREADS: Final = 2
 """Threads that parse, tokenise and encode texts that would block the event loop for too long. More
 would cost memory, since the tokenizer has a cache for each thread, and gain little, since Python
@@ -123,8 +124,18 @@ async def _become_ready(service: Service, config: PlannedConfig, url: str) -> No
     _return_free_memory()
     _log.info("ready: %r answers", service.identity.model)
     if config.server.host in _LOOPBACK:
-        body = json.dumps({"model": service.identity.model, "prompt": TRY_PROMPT})
-        _log.info("try: curl %s/v1/completions -d '%s'", url, body)
+        _log.info("try: %s, or %s/ in a browser", _example(service, url), url)
+
+
+def _example(service: Service, url: str) -> str:
+    """A command that asks the model in the way that it was trained for."""
+    template = service.text.template if service.text else None
+    path, body = "completions", {"prompt": TRY_PROMPT, "max_tokens": 32}
+    if template is not None:
+        path = "chat/completions"
+        body = {"messages": [{"role": "user", "content": TRY_QUESTION}], "stream": True}
+    whole = json.dumps({"model": service.identity.model} | body)
+    return f"curl -N {url}/v1/{path} -d {shlex.quote(whole)}"
 
 
 def _return_free_memory() -> None:

@@ -291,6 +291,12 @@ class StatusAnswer(ResponseModel):
     status: Literal["ok", "ready"]
 
 
+class VersionAnswer(ResponseModel):
+    """`GET /version`."""
+
+    version: str
+
+
 class RoleAnswer(ResponseModel):
     """`POST /role`."""
 

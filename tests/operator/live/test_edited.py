@@ -119,6 +119,7 @@ EDITS: Final[dict[str, Any]] = {
     **{f"router.template.{name}": TEMPLATE[name] for name in TEMPLATE if name != "initContainers"},
     "router.auth": {"secretRef": {"name": "keys"}, "tenants": [{"name": "a", "maxPriority": 3}]},
     "router.cors": {"allowedOrigins": ["https://chat.example.com"]},
+    "router.page": False,
     "router.route": {"parentRefs": [{"name": "shared"}]},
     "router.inferencePool": {"endpointPickerRef": {"name": "picker", "port": 9002}},
     "tracing": {"endpoint": "http://collector.monitoring:4318", "samplePercent": 50},

@@ -45,6 +45,7 @@ ASKED: list[tuple[str, str, dict[str, Any] | None]] = [
     ("post", "/role", {"role": "decode", "epoch": "e1"}),
     ("post", "/hand-back", {"ids": ["a"], "most": 1, "waits_for": "mixed"}),
     ("get", "/load", None),
+    ("get", "/version", None),
     ("get", "/metrics", None),
 ]
 

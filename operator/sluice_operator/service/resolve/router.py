@@ -152,6 +152,7 @@ def _file(top: Owner, spec: InferenceServiceSpec) -> str:
         handover_key_file=HANDOVER_KEY_FILE,
         auth=_auth(spec),
         cors=_cors(spec),
+        page=not (spec.router and spec.router.page is False),
         tracing=_tracing(spec),
     )
     return render_router_config(config)
