@@ -173,16 +173,18 @@ def sampled(rows: int, restriction: str) -> Figure:
     torch.manual_seed(rows)
     logits = (torch.randn(rows, VOCABULARY, device=GPU) * 3).bfloat16().float()
     top_p, top_k = RESTRICTIONS[restriction]
-    columns = (0.8, 0.0, top_p, 0.0, top_k)
-    parameters = torch.tensor(columns, dtype=torch.float64, device=GPU)[:, None].repeat(1, rows)
-    parameters[1] = torch.rand(rows, device=GPU)
+    reals = torch.tensor((0.8, top_p, 0.0), dtype=torch.float64, device=GPU)[:, None]
+    reals, numbers = reals.repeat(1, rows), torch.arange(rows, dtype=torch.int32, device=GPU)
+    wholes = torch.stack((torch.full_like(numbers, top_k), numbers)).long()  # top_k, seeds
+    uniforms = torch.rand(rows, device=GPU).double()
+    parameters = torch.stack((reals[0], uniforms, reals[1], reals[2], wholes[0].double()))
     at_once = rows_at_once(VOCABULARY)
     parts = [sampling_rows(part, restriction) for part in parameters.split(at_once, dim=1)]
     blocks = list(zip(logits.clone().split(at_once), parts, strict=True))
     ways: dict[str, Call] = {
-        "ours": partial(operators.sample_rows, logits, parameters),
+        "ours": partial(operators.sample_rows, logits, numbers, numbers, reals, wholes),
         "torch": lambda: torch.cat([sample(*block) for block in blocks]),
-        "flashinfer": partial(flashinfer_sampling, logits, parameters[0].float(), top_p, top_k),
+        "flashinfer": partial(flashinfer_sampling, logits, reals[0].float(), top_p, top_k),
     }
     return Figure(f"sample.{VOCABULARY}.{rows}.{restriction}", logits.nbytes, ways)
 

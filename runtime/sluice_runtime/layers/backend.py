@@ -47,6 +47,9 @@ from sluice_runtime.layers.rope import Angles
 from sluice_runtime.layers.stack import LayerShape, LayerStack, LayerWeights
 from sluice_runtime.layers.stacks import Operators, PlainStack, ShardedStack
 
+RowSampler = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""Function: (logits, rows, positions, reals, wholes) → tokens."""
+
 
 @dataclass(frozen=True)
 class Backend:
@@ -60,7 +63,7 @@ class Backend:
     to_float: Callable[[Tensor], Tensor]
     draw: Callable[[Tensor, Draws | None], Tensor]
     """Draws tokens: see `layers.draw.draw`."""
-    sample_rows: Callable[[Tensor, Tensor], Tensor] | None = None
+    sample_rows: RowSampler | None = None
     """Kernel that restricts and draws at once, without scratch memory: see
     `sluice_kernels.reference.sample_rows`. None: several operations, including `draw`, do it."""
     graph_wrappers: Callable[[PagePool, int], GraphWrappers] | None = None
@@ -179,7 +182,7 @@ def with_pages(backend: Backend, setting: KvCacheDtype) -> Backend:
     )
 
 
-def _row_sampler(device: torch.device) -> Callable[[Tensor, Tensor], Tensor] | None:
+def _row_sampler(device: torch.device) -> RowSampler | None:
     """The kernel that samples rows, on NVIDIA's GPUs; None elsewhere."""
     if device.type != "cuda" or torch.version.hip is not None:
         return None
