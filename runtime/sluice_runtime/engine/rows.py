@@ -46,9 +46,10 @@ class RowTable:
         """Page table on the device, as of the last `send`."""
         self.lengths: Numbers = np.zeros(rows, np.int64)
         """Tokens of each row in the pool."""
-        self.last_tokens = torch.zeros(rows, dtype=torch.int64, device=device.place)
+        self.last_tokens = torch.zeros(rows + 1, dtype=torch.int64, device=device.place)
         """Last sampled token of each row, on the device: not in the pool yet, the input of a decode
-        step."""
+        step. One more, for a graph's rows of padding, which are row `rows`."""
+        self._decoding: tuple[tuple[int, ...], Numbers] = (), column(())
         self._changed: list[Numbers] = []
         """Places in the page table that the device lacks."""
         self._known_tokens: dict[int, int] = {}
@@ -78,6 +79,14 @@ class RowTable:
         # full.
         if self._clears_pages:
             self._clear_last_pages(batch, resumed)
+
+    def decoding(self, rows: tuple[int, ...]) -> RowNumbers:
+        """Numbers of a step in which these rows decode. Most steps decode the rows of the step
+        before."""
+        if rows != self._decoding[0]:
+            self._decoding = rows, column(rows)
+        numbers = self._decoding[1]
+        return RowNumbers(numbers, np.arange(len(rows) + 1), self.lengths[numbers] + 1)
 
     def send(self) -> None:
         """Brings the device up to date. Updates that failed for lack of memory remain for the next

@@ -96,8 +96,12 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits: [m, h] → [m, vocabulary], float32."""
+        return self.backend.to_float(self.head_logits(hidden))
+
+    def head_logits(self, hidden: Tensor) -> Tensor:
+        """Logits as the head computes them, in `dtype`: [m, h] → [m, vocabulary]."""
         normed = self.backend.operators.rms_norm(hidden, self.norm, self.spec.norm_eps)
-        return self.backend.to_float(self._joined(self.head(normed)))
+        return self._joined(self.head(normed))
 
     def embedded(self, token_ids: Tensor) -> Tensor:
         """Inputs of the first layer: [n] → [n, h]."""

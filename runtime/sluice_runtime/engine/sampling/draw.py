@@ -90,6 +90,7 @@ class SamplingTable:
         self._bias = LogitBias(size.rows, device)
         self._penalties = Penalties(size.rows, size.vocabulary, size.context_tokens, device)
         self._logprobs = Logprobs(device)
+        self._masked_rows: set[int] = set()
 
     @property
     def logprobs(self) -> Logprobs | None:
@@ -97,11 +98,17 @@ class SamplingTable:
         return self._logprobs if self._logprobs.rows else None
 
     @property
+    def by_kernel(self) -> bool:
+        """Whether a kernel samples."""
+        return self._on_device is not None
+
+    @property
     def plain(self) -> bool:
-        """Whether `draw_rows` draws what `sample` draws: a kernel samples, and no row has a bias, a
-        penalty or logprobs."""
-        special = self._bias.rows or self._penalties.rows or self._logprobs.rows
-        return self._on_device is not None and not special
+        """Whether no row has a bias, a penalty, logprobs or a grammar: `draw_rows` draws what
+        `sample` does. All ranks say the same."""
+        return not (
+            self._bias.rows or self._penalties.rows or self._logprobs.rows or self._masked_rows
+        )
 
     def apply(self, batch: Batch) -> None:
         """Applies the batch's dropped rows, then its added rows."""
@@ -195,6 +202,7 @@ class SamplingTable:
             self._penalties.drop(row)
         if row in self._logprobs.rows:
             self._logprobs.drop(row)
+        self._masked_rows.discard(row)
 
     def _add(self, added: RowAdded) -> None:
         row, sampling, prompt = added.row, added.sampling, added.prompt_tokens
@@ -206,8 +214,9 @@ class SamplingTable:
         if added.logprobs >= 0 or added.prompt_logprobs >= 0:
             self._logprobs.add(added)
         if sampling.penalises:
-            history = history_of(added)
-            self._penalties.add(row, sampling, history, prompt)
+            self._penalties.add(row, sampling, history_of(added), prompt)
+        if added.has_grammar:
+            self._masked_rows.add(row)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -249,6 +250,29 @@ def test_parameters_travel_when_rows_change_and_no_step_sends_them_again() -> No
     assert sent[1:] == [len(asked) * 2 * 4] * 2
     table.apply(deltas(dropped=(0,)))
     assert len(sent) == 3
+
+
+@pytest.mark.parametrize(
+    ("sampling", "asks"),
+    [
+        (Sampling(presence_penalty=0.1), {}),
+        (Sampling(logit_bias=[(1, 1.0)]), {}),
+        (Sampling(min_tokens=2), {"stop_token_ids": (4,)}),
+        (Sampling(), {"logprobs": 0}),
+        (Sampling(), {"has_grammar": True}),
+    ],
+)
+def test_rows_are_plain_while_none_asks_for_more_than_the_kernel_does(
+    sampling: Sampling, asks: dict[str, Any]
+) -> None:
+    """Ranks know of a grammar from the batch alone."""
+    table = SamplingTable(SIZE)
+    table.apply(deltas(added=(RowAdded(0, "plain", Sampling(top_p=0.5, top_k=3, min_p=0.1)),)))
+    assert table.plain
+    table.apply(deltas(added=(RowAdded(2, "special", sampling, 1, key_of([1]), **asks),)))
+    assert not table.plain
+    table.apply(deltas(dropped=(2,)))
+    assert table.plain
 
 
 def test_no_stop_token_is_drawn_before_its_time() -> None:
