@@ -199,20 +199,25 @@ class _StagingBuffer:
     def __init__(self, allocate: Callable[[int], Tensor], read: Event) -> None:
         self._allocate = allocate
         self._read = read
-        self._buffer: Tensor | None = None
+        self._buffer = torch.zeros(0, dtype=torch.uint8)
+        self._bytes = self._buffer.numpy()
+        self._typed: dict[np.dtype[Any], Tensor] = {}
+        """The buffer as each type of number that was sent."""
 
     def filled(self, columns: Sequence[Column]) -> Tensor:
         """The columns one after the other: [total]."""
-        dtype = torch.from_numpy(columns[0]).dtype
-        bytes_wanted = sum(column.nbytes for column in columns)
-        if self._buffer is not None:
+        kind, count = columns[0].dtype, sum(map(len, columns))
+        if len(self._bytes):
             self._read.synchronize()
-        if self._buffer is None or len(self._buffer) < bytes_wanted:
-            rounded = 1 << max(bytes_wanted - 1, 0).bit_length()
+        if len(self._bytes) < count * kind.itemsize:
+            rounded = 1 << max(count * kind.itemsize - 1, 0).bit_length()
             self._buffer = self._allocate(max(_SMALLEST_BYTES, rounded))
-        staged = self._buffer[:bytes_wanted].view(dtype)
-        np.concatenate(columns, out=staged.numpy())
-        return staged
+            self._bytes = self._buffer.numpy()
+            self._typed.clear()
+        np.concatenate(columns, out=self._bytes[: count * kind.itemsize].view(kind))
+        if kind not in self._typed:
+            self._typed[kind] = self._buffer.view(torch.from_numpy(columns[0]).dtype)
+        return self._typed[kind][:count]
 
     def sent(self) -> None:
         """Records that the copy is in the stream."""
