@@ -122,9 +122,11 @@ class Decoder:
         """Logits of all ranks: [m, this rank's share] → [m, vocabulary]."""
         if self.group.size == 1:
             return logits
-        padded = F.pad(logits, (0, self._share - logits.shape[1]))
-        joined = self.group.join(padded)[:, : self.spec.vocabulary_size]
-        return joined.contiguous()  # contiguous, because sampling writes into flat views
+        if lacking := self._share * self.group.size - self.spec.vocabulary_size:
+            logits = F.pad(logits, (0, self._share - logits.shape[1]))
+        joined = self.group.join(logits)
+        # Contiguous, because sampling writes into flat views.
+        return joined[:, :-lacking].contiguous() if lacking else joined
 
     @property
     def _share(self) -> int:
