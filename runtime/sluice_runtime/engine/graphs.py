@@ -309,7 +309,7 @@ def _layout(inputs: GraphInputs, attention: GraphAttention) -> TokenLayout:
     fields are placeholders of valid form."""
     rows = np.arange(attention.batch + 1)
     numbers = RowNumbers(rows[:-1], rows, np.ones_like(rows[:-1]))
-    begins = torch.from_numpy(rows).to(inputs.pages.device)
+    begins = torch.arange(len(rows), device=inputs.pages.device)
     return TokenLayout(
         pages=inputs.pages[: attention.batch],
         offsets=inputs.offsets[: attention.batch],
