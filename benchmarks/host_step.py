@@ -223,7 +223,8 @@ class Operations(TorchDispatchMode):
 
 def operations(step: Callable[[], object], steps: int) -> Counter[str]:
     """Torch's operations of `steps` calls of `step`."""
-    with Operations() as seen:
+    seen = Operations()
+    with seen:
         for _ in range(steps):
             step()
     return seen.counts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -79,11 +80,12 @@ def test_inputs_of_decode_steps(rows: int) -> None:
         each.cuda() for each in (numbers, contexts, indptr, table, torch.arange(table_rows + 1))
     ]
 
-    def written() -> list[torch.Tensor]:
+    def written() -> Any:
         columns = [torch.zeros(batch, dtype=torch.int64, device="cuda") for _ in range(4)]
         return [*columns, torch.zeros(int(indptr[-1]), dtype=torch.int32, device="cuda")]
 
     ours, theirs = written(), written()
-    operators.decode_inputs(*read, *ours, PAGE, 1 << 20)
-    reference.decode_inputs(*read, *theirs, PAGE, 1 << 20)
+    for kernel, tensors in ((operators, ours), (reference, theirs)):
+        arguments: tuple[Any, ...] = (*read, *tensors, PAGE, 1 << 20)
+        kernel.decode_inputs(*arguments)
     assert all(map(torch.equal, ours, theirs))

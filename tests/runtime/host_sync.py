@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from sluice_runtime.engine.device import CPU, Column, Fetched, HostNumbers
+from sluice_runtime.engine.device import CPU, Column, Fetched, HostNumbers, Inbox
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -53,7 +53,7 @@ class FakeGpu:
     def mirror(self, table: Column) -> Tensor:
         return torch.empty(table.shape, dtype=_DTYPES[table.dtype.name], device=GPU)
 
-    def inbox(self, size: int) -> FakeInbox:
+    def inbox(self, size: int) -> Inbox:
         return FakeInbox(size)
 
     def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
@@ -71,7 +71,7 @@ class FakeInbox:
     def __init__(self, size: int) -> None:
         array = np.zeros(size, np.int32)
         self.tensor = torch.empty(size, dtype=torch.int32, device=GPU)
-        self.buffers = (HostNumbers(array, torch.from_numpy(array)),)
+        self.buffers: tuple[HostNumbers, ...] = (HostNumbers(array, torch.from_numpy(array)),)
         self.sent = 0
 
     def next(self) -> int:

@@ -121,14 +121,15 @@ def decoded(contexts: list[int], batch: int, page_size: int, block: int) -> None
     table = torch.randint(0, padding, (table_rows, most))
     last_tokens = torch.arange(table_rows + 1) + 1000
 
-    def written() -> list[torch.Tensor]:
+    def written() -> Any:
         columns = [torch.full((batch,), -5) for _ in range(4)]
         return [*columns, torch.full((int(indptr[-1]) + 3,), -5, dtype=torch.int32)]
 
     read, ours, theirs = (rows, lengths, indptr, table, last_tokens), written(), written()
-    call = calls.decode_inputs(*read, *ours, page_size, padding)
-    run(replace(call, constants={"BLOCK": block}))
-    reference.decode_inputs(*read, *theirs, page_size, padding)
+    arguments: tuple[Any, ...] = (*read, *ours, page_size, padding)
+    run(replace(calls.decode_inputs(*arguments), constants={"BLOCK": block}))
+    wanted: tuple[Any, ...] = (*read, *theirs, page_size, padding)
+    reference.decode_inputs(*wanted)
     for mine, other in zip(ours, theirs, strict=True):
         assert torch.equal(mine, other), (mine, other)
     assert ours[4][-3:].tolist() == [-5] * 3, "only the listed pages are written"

@@ -7,7 +7,7 @@ import triton.language as tl
 from sluice_kernels.triton.kernels import uniform_at
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def uniform_numbers(seeds, positions, uniforms):  # type: ignore[no-untyped-def]
     """Program for one pair of seed and position."""
     at = tl.program_id(0)

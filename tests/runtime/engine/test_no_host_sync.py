@@ -96,7 +96,9 @@ class PlannedAttention:
         assert (len(indptr), len(last_page_len)) == (self.batch + 1, self.batch)
         assert {indptr.device, last_page_len.device} == {CPU}
 
-    def run(self, queries: Tensor, *_: object, out: Tensor, **__: object) -> Tensor:
+    def run(
+        self, queries: Tensor, cache: tuple[Tensor, Tensor], /, *, out: Tensor, **_: Any
+    ) -> Tensor:
         return out
 
 
@@ -260,7 +262,10 @@ def test_a_decode_step_of_graphs_is_launched_without_waiting() -> None:
     What graphs capture runs while they are captured, where nothing may be waited for either."""
     from sluice_kernels.triton import operators
 
-    kernels = {"sample_rows": operators.sample_rows, "decode_inputs": operators.decode_inputs}
+    kernels: dict[str, Any] = {
+        "sample_rows": operators.sample_rows,
+        "decode_inputs": operators.decode_inputs,
+    }
     replayed: list[Callable[[], None]] = []
 
     def capture(step: Callable[[], None]) -> Callable[[], None]:
