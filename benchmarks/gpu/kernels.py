@@ -25,6 +25,7 @@ from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.layers.attention import RowNumbers, TokenLayout
 from sluice_runtime.layers.attention_choice import Prefill
 from sluice_runtime.layers.attention_flashinfer import FlashinferAttention
+from sluice_runtime.layers.attention_plan import page_indices, parts_of
 from sluice_runtime.layers.dense import HeadNorm
 from sluice_runtime.layers.draw import Draws
 from sluice_runtime.layers.flashinfer_library import flashinfer_library, flashinfer_state, target_at
@@ -62,6 +63,8 @@ def figures() -> Iterator[Figure]:
     for model in MODELS:
         for tokens in TOKENS:
             yield stored(model, tokens)
+    for rows in SAMPLED_ROWS:
+        yield listed(rows)
     for rows, restriction in product(SAMPLED_ROWS, RESTRICTIONS):
         yield sampled(rows, restriction)
 
@@ -165,6 +168,27 @@ class Prompt:
             (cache,) = attention.caches(self._pool, self._heads)
             self._run = partial(wrapper.run, self._queries, cache.views, out=self._out)
         self._run()
+
+
+def listed(rows: int) -> Figure:
+    """Inputs of a decode step of rows of 300 to 811 tokens. In torch: the list of pages alone."""
+    contexts = np.arange(rows) * 97 % 512 + 300
+    numbers = RowNumbers(np.arange(rows), np.arange(rows + 1), contexts)
+    (part,) = parts_of(numbers, 0, PAGE, 1, "fa2")
+    row, begins = torch.arange(rows, device=GPU), torch.arange(rows + 1, device=GPU)
+    table = torch.arange(rows * 64, device=GPU).view(rows, 64)
+    lengths = torch.tensor(contexts.tolist(), device=GPU)
+    where = TokenLayout(row, row, table, row, begins, lengths, 0, numbers)
+    indptr = torch.tensor(part.plan.kv_indptr.tolist(), dtype=torch.int32, device=GPU)
+    indices = torch.zeros(part.plan.pages, dtype=torch.int32, device=GPU)
+    read = row.int(), lengths.int(), indptr, table, begins
+    written = [torch.zeros_like(row) for _ in range(4)]
+    arguments: tuple[Any, ...] = (*read, *written, indices, PAGE, PAGES)
+    ways: dict[str, Call] = {
+        "ours": partial(operators.decode_inputs, *arguments),
+        "torch": partial(page_indices, where, part, PAGE),
+    }
+    return Figure(f"decode_inputs.{rows}", 12 * part.plan.pages, ways)
 
 
 def sampled(rows: int, restriction: str) -> Figure:

@@ -35,7 +35,12 @@ FIGURES = {
     "interference": {"interference.chosen.itl_p99", "interference.chunk-164.ttft"},
     "speculation": {"speculation.ratio.1", "speculation.ratio.64"},
     "copies": {"copies.plain.to_host", "copies.scattered.to_device"},
-    "kernels": {"kernels.copy", "kernels.rotate_and_store.llama3-8b.1", "kernels.prompt.1+164"},
+    "kernels": {
+        "kernels.copy",
+        "kernels.rotate_and_store.llama3-8b.1",
+        "kernels.decode_inputs.64",
+        "kernels.prompt.1+164",
+    },
     "weights": {"load_weights"},
 }
 """What each benchmark says, among others."""

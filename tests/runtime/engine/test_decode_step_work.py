@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from sluice_runtime.engine.device import STAGING_BUFFERS
+from sluice_runtime.scheduler.batch import NO_TOKEN
 
 from benchmarks.host_step import HostSteps, flashinfer_without_kernels, operations
 
@@ -45,3 +46,17 @@ def test_new_pages_are_sent_in_few_more(library: Any) -> None:
         site.loop.step()
     seen = operations(site.loop.step, 4)
     assert (seen.total() + 2 * 4) / 4 <= MOST_OPERATIONS + MOST_TO_SEND_PAGES, seen
+
+
+@torch.inference_mode()
+def test_a_row_without_a_distribution_keeps_a_token_that_can_be_computed(
+    library: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be in a step that was launched ahead; see `Runner._sample`."""
+    runner = HostSteps(2, 10, library).runner
+    drawn = torch.tensor([NO_TOKEN, 5])
+    monkeypatch.setattr(runner._sampling, "draw_rows", lambda *_: drawn)
+    rows = torch.tensor([1, 0], dtype=torch.int32)
+    tokens = runner._sample_whole(torch.zeros(2, 8), rows, rows)
+    assert tokens.tolist() == [NO_TOKEN, 5]
+    assert runner._rows.last_tokens[:2].tolist() == [5, 0]
