@@ -64,11 +64,12 @@ class Inbox(Protocol):
     """Buffers on the host that are filled in turns."""
 
     def next(self) -> int:
-        """Which buffer to fill for the next step. Waits if its last copy has not been made."""
+        """Which buffer to fill for the next step, the same one until `send`. Waits if its last copy
+        has not been made."""
         ...
 
     def send(self) -> None:
-        """Copies the whole buffer that `next` named last into `tensor`."""
+        """Copies the whole buffer that `next` named into `tensor`."""
         ...
 
 
@@ -241,13 +242,13 @@ class _StreamInbox:
         self._turn = 0
 
     def next(self) -> int:
-        self._turn = (self._turn + 1) % len(self.buffers)
         self._read[self._turn].synchronize()
         return self._turn
 
     def send(self) -> None:
         self.tensor.copy_(self.buffers[self._turn].tensor, non_blocking=True)
         self._read[self._turn].record()
+        self._turn = (self._turn + 1) % len(self.buffers)
 
 
 def place_of(accelerator: Accelerator | None, index: int = 0) -> torch.device:

@@ -41,6 +41,8 @@ there."""
 LISTED_PAGES: Final = 4
 """Most pages that a step's rows may list together, as a multiple of the pool's pages; more than the
 pool, since rows share pages. A step with more runs without a graph."""
+ALIGNED_NUMBERS: Final = 128
+"""Columns begin at multiples of as many numbers: of 512 bytes, like tensors of their own."""
 _SMALL: Final = (1, 2, 4, 8, 12)
 _SPANS: Final = ((16, 256, 8), (272, 496, 16), (512, 4096, 32))
 """(first, last, distance) of captured batch sizes. Padding costs at most a third of a step up to 16
@@ -114,9 +116,19 @@ class RowColumns(Generic[ColumnT]):
 
     @classmethod
     def of(cls, numbers: ColumnT, largest: int) -> RowColumns[ColumnT]:
-        """Views of [4 x largest + 1] numbers."""
-        first, second, third = largest, 2 * largest, 3 * largest
-        return cls(numbers[:first], numbers[first:second], numbers[second:third], numbers[third:])
+        """Views of `numbers_of(largest)` numbers."""
+        begins = range(0, len(numbers), _column_numbers(largest))
+        first, second, third, fourth = (numbers[begin : begin + largest + 1] for begin in begins)
+        return cls(first[:-1], second[:-1], third[:-1], fourth)
+
+
+def numbers_of(largest: int) -> int:
+    """Numbers that columns of `largest` rows take together."""
+    return 4 * _column_numbers(largest)
+
+
+def _column_numbers(largest: int) -> int:
+    return -(-(largest + 1) // ALIGNED_NUMBERS) * ALIGNED_NUMBERS
 
 
 @dataclass(frozen=True)
@@ -195,7 +207,7 @@ class DecodeGraphs:
         self.replays = 0
         """Steps that were computed by a graph."""
         place, rows = pool.data.device, batches[-1]
-        self._inbox = device.inbox(4 * rows + 1)
+        self._inbox = device.inbox(numbers_of(rows))
         self._host = [_HostRows(numbers, rows) for numbers in self._inbox.buffers]
         self._rows = RowColumns.of(self._inbox.tensor, rows)
 

@@ -27,6 +27,7 @@ from sluice_runtime.engine.graphs import (
     _HostRows,
     batch_for,
     graph_batches,
+    numbers_of,
 )
 from sluice_runtime.kv.pool import CPU, KvScales, KvShape, PagePool
 from sluice_runtime.layers.attention import GraphAttention, GraphRows, RowNumbers, TokenLayout
@@ -326,7 +327,7 @@ def test_rows_of_padding_have_one_token_on_one_page_of_their_own(
     contexts: list[int], more: int, page_size: int
 ) -> None:
     rows, batch = len(contexts), len(contexts) + more
-    (buffer,) = HostDevice().inbox(4 * 12 + 1).buffers
+    (buffer,) = HostDevice().inbox(numbers_of(12)).buffers
     columns = RowColumns.of(buffer.array, 12)
     buffer.array[:] = 99  # what another step left
     columns.indptr[0] = 0
@@ -337,6 +338,16 @@ def test_rows_of_padding_have_one_token_on_one_page_of_their_own(
     assert columns.indptr[: batch + 1].tolist() == wanted.kv_indptr.tolist()
     assert columns.last_page_len[:batch].tolist() == wanted.last_page_len.tolist()
     assert pages == wanted.kv_indptr[-1]
+
+
+@pytest.mark.parametrize("largest", [1, 127, 128, 256, 600])
+def test_columns_are_apart_and_aligned(largest: int) -> None:
+    numbers = np.zeros(numbers_of(largest), np.int32)
+    for column in vars(RowColumns.of(numbers, largest)).values():
+        assert (column.ctypes.data - numbers.ctypes.data) % 512 == 0
+        column += 1
+    assert numbers.max() == 1
+    assert numbers.sum() == 4 * largest + 1
 
 
 def test_small_batches_are_close_together_and_large_ones_apart() -> None:
