@@ -200,6 +200,10 @@ bench-scheduler: setup ## CPU time of the scheduler per step at 256 running requ
 	$(PYTHON) -m benchmarks.scheduler_step $(if $(POLICIES),--policies)
 	$(PYTHON) -m benchmarks.prefix_tree $(if $(SGLANG),--sglang $(SGLANG))
 
+.PHONY: bench-host
+bench-host: setup ## CPU time of the host in a decode step on GPUs, with nothing that computes: ARGS="--rows 256 64"
+	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.host_step $(ARGS)
+
 .PHONY: bench-startup
 bench-startup: setup ## process start to /health and to the first token
 	$(PYTHON) -m benchmarks.startup

@@ -25,6 +25,7 @@ from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.layers.attention import RowNumbers, TokenLayout
 from sluice_runtime.layers.attention_choice import Prefill
 from sluice_runtime.layers.attention_flashinfer import FlashinferAttention
+from sluice_runtime.layers.attention_plan import page_indices, parts_of
 from sluice_runtime.layers.dense import HeadNorm
 from sluice_runtime.layers.draw import Draws
 from sluice_runtime.layers.flashinfer_library import flashinfer_library, flashinfer_state, target_at
@@ -62,6 +63,8 @@ def figures() -> Iterator[Figure]:
     for model in MODELS:
         for tokens in TOKENS:
             yield stored(model, tokens)
+    for rows in SAMPLED_ROWS:
+        yield listed(rows)
     for rows, restriction in product(SAMPLED_ROWS, RESTRICTIONS):
         yield sampled(rows, restriction)
 
@@ -167,22 +170,45 @@ class Prompt:
         self._run()
 
 
+def listed(rows: int) -> Figure:
+    """Inputs of a decode step of rows of 300 to 811 tokens. In torch: the list of pages alone."""
+    contexts = np.arange(rows) * 97 % 512 + 300
+    numbers = RowNumbers(np.arange(rows), np.arange(rows + 1), contexts)
+    (part,) = parts_of(numbers, 0, PAGE, 1, "fa2")
+    row, begins = torch.arange(rows, device=GPU), torch.arange(rows + 1, device=GPU)
+    table = torch.arange(rows * 64, device=GPU).view(rows, 64)
+    lengths = torch.tensor(contexts.tolist(), device=GPU)
+    where = TokenLayout(row, row, table, row, begins, lengths, 0, numbers)
+    indptr = torch.tensor(part.plan.kv_indptr.tolist(), dtype=torch.int32, device=GPU)
+    indices = torch.zeros(part.plan.pages, dtype=torch.int32, device=GPU)
+    read = row.int(), lengths.int(), indptr, table, begins
+    written = [torch.zeros_like(row) for _ in range(4)]
+    arguments: tuple[Any, ...] = (*read, *written, indices, PAGE, PAGES)
+    ways: dict[str, Call] = {
+        "ours": partial(operators.decode_inputs, *arguments),
+        "torch": partial(page_indices, where, part, PAGE),
+    }
+    return Figure(f"decode_inputs.{rows}", 12 * part.plan.pages, ways)
+
+
 def sampled(rows: int, restriction: str) -> Figure:
     """Figure of drawing one token a row at temperature 0.8, from logits that a 16-bit model could
     have."""
     torch.manual_seed(rows)
     logits = (torch.randn(rows, VOCABULARY, device=GPU) * 3).bfloat16().float()
     top_p, top_k = RESTRICTIONS[restriction]
-    columns = (0.8, 0.0, top_p, 0.0, top_k)
-    parameters = torch.tensor(columns, dtype=torch.float64, device=GPU)[:, None].repeat(1, rows)
-    parameters[1] = torch.rand(rows, device=GPU)
+    reals = torch.tensor((0.8, top_p, 0.0), dtype=torch.float64, device=GPU)[:, None]
+    reals, numbers = reals.repeat(1, rows), torch.arange(rows, dtype=torch.int32, device=GPU)
+    wholes = torch.stack((torch.full_like(numbers, top_k), numbers)).long()  # top_k, seeds
+    uniforms = torch.rand(rows, device=GPU).double()
+    parameters = torch.stack((reals[0], uniforms, reals[1], reals[2], wholes[0].double()))
     at_once = rows_at_once(VOCABULARY)
     parts = [sampling_rows(part, restriction) for part in parameters.split(at_once, dim=1)]
     blocks = list(zip(logits.clone().split(at_once), parts, strict=True))
     ways: dict[str, Call] = {
-        "ours": partial(operators.sample_rows, logits, parameters),
+        "ours": partial(operators.sample_rows, logits, numbers, numbers, reals, wholes),
         "torch": lambda: torch.cat([sample(*block) for block in blocks]),
-        "flashinfer": partial(flashinfer_sampling, logits, parameters[0].float(), top_p, top_k),
+        "flashinfer": partial(flashinfer_sampling, logits, reals[0].float(), top_p, top_k),
     }
     return Figure(f"sample.{VOCABULARY}.{rows}.{restriction}", logits.nbytes, ways)
 

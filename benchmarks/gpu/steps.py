@@ -1,6 +1,11 @@
-"""Where the time of a decode step of 256 rows goes, Llama-3-8B's shape: matrix products, attention,
-sampling, the rest of the device's time, and how long the device is idle. Measured by the profiler,
-over steps that are launched ahead as in serving."""
+"""Where the time of a decode step goes, over steps that are launched ahead as in serving.
+
+Llama-3-8B's shape at 256 rows: matrix products, attention, sampling, the rest of the device's time,
+and how long the device is idle. Qwen3-0.6B's shape at 256, 128 and 32 rows: how long the device is
+busy, how long the host works, and how long it waits for the device. A step in which the host waits
+is bound by the device. Its two query heads a key head are decoded with and without tensor cores.
+The profiler measures the device's time, in steps of their own.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +13,26 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import dataclass
+from unittest.mock import patch
 
 import torch
 from sluice_contract.config.accelerators import product_row
 from sluice_runtime.engine.build import Engine
 from sluice_runtime.engine.executors import Executor, PendingResult
 from sluice_runtime.engine.sizing.gpu_plan import ModelBytes
+from sluice_runtime.layers import flashinfer_workspace
 from sluice_runtime.scheduler.batch import Batch
 from sluice_runtime.wire.messages import Generate, Sampling
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.gpu.engines import engine, told
+from benchmarks.gpu.engines import SHAPES, engine, told
 from benchmarks.turns import scaled
 
 ACTIVITIES = (ProfilerActivity.CUDA, ProfilerActivity.CPU)
 ROWS, CONTEXT, STEPS, WARM_STEPS = *map(scaled, (256, 512, 40)), 12
+SMALL_ROWS = tuple(map(scaled, (256, 128, 32)))
+SMALL, LARGE = "qwen3-0.6b", "llama3-8b"
 KINDS: Mapping[str, tuple[str, ...]] = {
     "products": ("gemm", "cutlass", "nvjet", "cublas", "splitk", "sm90_xmma"),
     "attention": ("flashinfer", "Attention", "PagedKV", "BatchDecode", "BatchPrefill", "flash"),
@@ -44,16 +54,74 @@ class Steps:
         self._scheduler = made.scheduler
         self._executor = executor
         self._flight: list[tuple[Batch, PendingResult]] = []
+        self.waited_seconds = 0.0
+        """Time in which the host waited for results."""
 
     def run(self, count: int) -> None:
         for _ in range(count):
-            batch = self._scheduler.next_batch(time.monotonic())
-            if batch is None:
+            if not self._launched():
                 raise RuntimeError("the requests ended before the steps")
-            self._flight.append((batch, self._executor.launch(batch)))
             if len(self._flight) > self._executor.ahead:
-                landed, result = self._flight.pop(0)
-                self._scheduler.process(landed, result(), time.monotonic())
+                self._land()
+
+    def end(self, requests: int) -> None:
+        """Ends the requests 0 to `requests` - 1, so that their rows are free again."""
+        for index in range(requests):
+            self._scheduler.abort(str(index))
+        while self._launched() or self._flight:
+            self._land()
+
+    def _launched(self) -> bool:
+        batch = self._scheduler.next_batch(time.monotonic())
+        if batch is not None:
+            self._flight.append((batch, self._executor.launch(batch)))
+        return batch is not None
+
+    def _land(self) -> None:
+        batch, result = self._flight.pop(0)
+        began = time.perf_counter()
+        tokens = result()
+        self.waited_seconds += time.perf_counter() - began
+        self._scheduler.process(batch, tokens, time.monotonic())
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Seconds of one step."""
+
+    whole: float
+    waited: float
+    """Part in which the host waited for the device."""
+    busy: Counter[str]
+    """Time of the device, by kind of kernel."""
+
+
+def measured(made: Engine, rows: int) -> StepTimes:
+    """Times of a step in which `rows` requests decode."""
+    answer = WARM_STEPS + 2 * STEPS + 64
+    for index in range(rows):
+        prompt, sampling = [index + 1] * CONTEXT, Sampling(temperature=0.6, seed=index)
+        made.scheduler.add(Generate(str(index), prompt, answer, sampling, ignore_eos=True))
+    with closing(made.executor(overlap=True)) as executor:
+        steps = Steps(made, executor)
+        while made.scheduler.status().running_requests < rows:
+            steps.run(1)
+        steps.run(WARM_STEPS)
+        torch.cuda.synchronize()
+        began, waited = time.perf_counter(), steps.waited_seconds
+        steps.run(STEPS)
+        torch.cuda.synchronize()
+        whole, waited = time.perf_counter() - began, steps.waited_seconds - waited
+        with profile(activities=ACTIVITIES, acc_events=True) as profiled:
+            steps.run(STEPS)
+            torch.cuda.synchronize()
+        steps.end(rows)
+    busy = Counter[str]()
+    for event in profiled.key_averages():
+        # Operators of the host have their kernels' time, too.
+        if event.device_type.name == "CUDA":
+            busy[kind_of(event.key)] += event.self_device_time_total / 1e6 / STEPS
+    return StepTimes(whole / STEPS, waited / STEPS, busy)
 
 
 def bandwidth_limit(made: Engine, context: float) -> float | None:
@@ -66,37 +134,45 @@ def bandwidth_limit(made: Engine, context: float) -> float | None:
     return (size.weights + ROWS * context * size.token) / (row.peak.terabytes * 1e12)
 
 
-def main() -> None:
-    with engine("llama3-8b", max_running_requests=ROWS) as made:
-        answer = WARM_STEPS + STEPS + 64
-        for index in range(ROWS):
-            prompt, sampling = [index + 1] * CONTEXT, Sampling(temperature=0.6, seed=index)
-            made.scheduler.add(Generate(str(index), prompt, answer, sampling, ignore_eos=True))
-        with closing(made.executor(overlap=True)) as executor:
-            steps = Steps(made, executor)
-            while made.scheduler.status().running_requests < ROWS:
-                steps.run(1)
-            steps.run(WARM_STEPS)
-            torch.cuda.synchronize()
-            began = time.perf_counter()
-            steps.run(STEPS)
-            torch.cuda.synchronize()
-            plain = (time.perf_counter() - began) / STEPS
-            limit = bandwidth_limit(made, CONTEXT + WARM_STEPS + 1.5 * STEPS)
-            with profile(activities=ACTIVITIES, acc_events=True) as profiled:
-                steps.run(STEPS)
-                torch.cuda.synchronize()
-    spent = Counter[str]()
-    for event in profiled.key_averages():
-        # Operators of the host have their kernels' time, too.
-        if event.device_type.name == "CUDA":
-            spent[kind_of(event.key)] += event.self_device_time_total / 1e6 / STEPS
+def large() -> None:
+    """Figures of Llama-3-8B's shape."""
+    with engine(LARGE, max_running_requests=ROWS) as made:
+        times = measured(made, ROWS)
+        limit = bandwidth_limit(made, CONTEXT + WARM_STEPS + 1.5 * STEPS)
+    plain = times.whole
     told("steps.decode", 1000 * plain, "ms", rows=ROWS)
     if limit is not None:
         told("steps.bandwidth_limit", 1000 * limit, "ms", share=round(limit / plain, 3))
-    for kind, seconds in spent.items():
+    for kind, seconds in times.busy.items():
         told(f"steps.{kind}", 1000 * seconds, "ms", share=round(seconds / plain, 3))
-    told("steps.idle", max(0.0, 1 - spent.total() / plain), "share of a step without the profiler")
+    told(
+        "steps.idle",
+        max(0.0, 1 - times.busy.total() / plain),
+        "share of a step without the profiler",
+    )
+
+
+def small(kernels: str, tensor_cores_from: int) -> None:
+    """Figures of Qwen3-0.6B's shape, decoded by tensor cores from so many query heads a key
+    head."""
+    with (
+        patch.object(flashinfer_workspace, "TENSOR_CORES_FROM", tensor_cores_from),
+        engine(SMALL, max_running_requests=max(SMALL_ROWS)) as made,
+    ):
+        for rows in SMALL_ROWS:
+            times, name = measured(made, rows), f"steps.{SMALL}.{kernels}"
+            told(f"{name}.decode", 1000 * times.whole, "ms", rows=rows)
+            told(f"{name}.device", 1000 * times.busy.total(), "ms busy", rows=rows)
+            told(f"{name}.attention", 1000 * times.busy["attention"], "ms", rows=rows)
+            told(f"{name}.host", 1000 * (times.whole - times.waited), "ms of work", rows=rows)
+            told(f"{name}.wait", 1000 * times.waited, "ms", rows=rows)
+
+
+def main() -> None:
+    large()
+    group = SHAPES[SMALL]["num_attention_heads"] // SHAPES[SMALL]["num_key_value_heads"]
+    small("cuda_cores", group + 1)
+    small("tensor_cores", group)
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ TESTS = (
 )
 BENCHES = (
     _bench("overlap", 120),
-    _bench("steps", 90),
+    _bench("steps", 200),
     _bench("offline", 120),
     _bench("serving", 120),
     _bench("long_prompt", 120),

@@ -135,7 +135,76 @@ def draw(logits: Tensor, temperatures: Tensor, uniforms: Tensor, greedy_below: f
     return tokens.masked_fill(~finite, -1)
 
 
-def sample_rows(logits: Tensor, parameters: Tensor) -> Tensor:
+def decode_inputs(
+    rows: Tensor,
+    contexts: Tensor,
+    indptr: Tensor,
+    page_table: Tensor,
+    last_tokens: Tensor,
+    token_ids: Tensor,
+    positions: Tensor,
+    pages: Tensor,
+    offsets: Tensor,
+    indices: Tensor,
+    page_size: int,
+    padding_page: int,
+) -> None:
+    """Inputs of a decode step of b rows: each row's last token, with its position, page and offset,
+    and the list of all rows' pages.
+
+    Read: rows, contexts [b] and indptr [b + 1] of int32; page_table [rows, most pages];
+    last_tokens [rows + 1]. Row `rows` of the table is padding: its token goes to the padding page,
+    the only page that it lists. Written: token_ids, positions, pages, offsets [b] of int64; pages
+    [indptr[i], indptr[i + 1]) of row i in indices, int32.
+    """
+    table = torch.cat((page_table, torch.full_like(page_table[:1], padding_page)))
+    last = contexts.long() - 1
+    token_ids.copy_(last_tokens[rows.long()])
+    positions.copy_(last)
+    pages.copy_(table[rows.long(), last // page_size])
+    offsets.copy_(last % page_size)
+    counts = indptr.diff().long()
+    of_page = torch.repeat_interleave(counts)
+    place = torch.arange(len(of_page), device=rows.device) - indptr[:-1].long()[of_page]
+    indices[: len(of_page)] = table[rows.long()[of_page], place].int()
+
+
+def uniforms(seeds: Tensor, positions: Tensor) -> Tensor:
+    """A number in [0, 1) for each (seed, position), int64: [m], [m] → [m] float64. The first 53
+    bits of SplitMix64's finaliser (Steele, Lea, Flood 2014) over both."""
+    golden = torch.tensor(0x9E3779B97F4A7C15 - 2**64)
+    mixed = _mix(_mix(seeds.cpu()) ^ _mix(positions.cpu() + golden))
+    return (_shifted(mixed, 11).double() * 2.0**-53).to(seeds.device)
+
+
+def _mix(value: Tensor) -> Tensor:
+    value = (value ^ _shifted(value, 30)) * (0xBF58476D1CE4E5B9 - 2**64)
+    value = (value ^ _shifted(value, 27)) * (0x94D049BB133111EB - 2**64)
+    return value ^ _shifted(value, 31)
+
+
+def _shifted(value: Tensor, bits: int) -> Tensor:
+    """Shift to the right of int64 as if it had no sign."""
+    return (value >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def sample_rows(
+    logits: Tensor, rows: Tensor, positions: Tensor, reals: Tensor, wholes: Tensor
+) -> Tensor:
+    """One token for each row of the logits, as `sample_columns` draws it.
+
+    logits: [m, vocabulary]; rows, positions: [m] of int32: each one's row in the tables, and the
+    position of its token; reals: [3, rows] float64: temperatures, top_p, min_p; wholes: [2, rows]
+    int64: top_k and seeds → [m]. The number in [0, 1) is that of `uniforms`.
+    """
+    at = rows.long()
+    temperatures, top_p, min_p = reals[:, at]
+    top_k, seeds = wholes[:, at]
+    drawn = uniforms(seeds, positions.long())
+    return sample_columns(logits, torch.stack((temperatures, drawn, top_p, min_p, top_k.double())))
+
+
+def sample_columns(logits: Tensor, parameters: Tensor) -> Tensor:
     """One token for each row, drawn from softmax(logits / temperature) restricted by top_k, top_p
     and min_p.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from tests.kernels.triton.sampled_rows import (
     assert_sampled,
     parameters_of_kind,
     rows_of_kind,
+    tables_of,
 )
 
 pytestmark = pytest.mark.gpu
@@ -60,4 +62,30 @@ def test_sampling_of_rows(dtype: torch.dtype, kind: str, vocabulary: int) -> Non
     torch.manual_seed(vocabulary)
     logits = rows_of_kind(kind, vocabulary, 40).to(dtype).cuda()
     parameters = parameters_of_kind(kind, vocabulary, len(logits)).cuda()
-    assert_sampled(operators.sample_rows(logits, parameters), logits, parameters)
+    tokens = operators.sample_rows(logits, *tables_of(parameters))
+    assert_sampled(tokens, logits, parameters)
+
+
+@pytest.mark.parametrize("rows", [1, 40, 256])
+def test_inputs_of_decode_steps(rows: int) -> None:
+    torch.manual_seed(rows)
+    batch, table_rows = rows + 8, 2 * rows
+    contexts = torch.ones(batch, dtype=torch.int32)
+    contexts[:rows] = torch.randint(1, 5_000, (rows,))
+    numbers = torch.full((batch,), table_rows, dtype=torch.int32)
+    numbers[:rows] = torch.randperm(table_rows)[:rows]
+    indptr = torch.cat((torch.zeros(1), ((contexts + PAGE - 1) // PAGE).cumsum(0))).int()
+    table = torch.randint(0, 1 << 20, (table_rows, 5_000 // PAGE + 1))
+    read = [
+        each.cuda() for each in (numbers, contexts, indptr, table, torch.arange(table_rows + 1))
+    ]
+
+    def written() -> Any:
+        columns = [torch.zeros(batch, dtype=torch.int64, device="cuda") for _ in range(4)]
+        return [*columns, torch.zeros(int(indptr[-1]), dtype=torch.int32, device="cuda")]
+
+    ours, theirs = written(), written()
+    for kernel, tensors in ((operators, ours), (reference, theirs)):
+        arguments: tuple[Any, ...] = (*read, *tensors, PAGE, 1 << 20)
+        kernel.decode_inputs(*arguments)
+    assert all(map(torch.equal, ours, theirs))

@@ -19,14 +19,28 @@ PRETENDED = Path(__file__).with_name("pretended")
 DEVICE = CudaDevice("NVIDIA H100 80GB HBM3", 90)
 FIGURES = {
     "overlap": {"overlap.on", "overlap.off", "overlap.ratio.off", "overlap.ratio.graphs-off"},
-    "steps": {"steps.decode", "steps.bandwidth_limit", "steps.idle"},
+    "steps": {
+        "steps.decode",
+        "steps.bandwidth_limit",
+        "steps.idle",
+        *(
+            f"steps.qwen3-0.6b.{kernels}.{part}"
+            for kernels in ("cuda_cores", "tensor_cores")
+            for part in ("decode", "device", "attention", "host", "wait")
+        ),
+    },
     "offline": {"offline"},
     "serving": {"serving", "serving.itl_p50", "serving.ttft_p50"},
     "long_prompt": {"long_prompt.itl_p99", "long_prompt.ttft", "long_prompt.fixed-2048.ttft"},
     "interference": {"interference.chosen.itl_p99", "interference.chunk-164.ttft"},
     "speculation": {"speculation.ratio.1", "speculation.ratio.64"},
     "copies": {"copies.plain.to_host", "copies.scattered.to_device"},
-    "kernels": {"kernels.copy", "kernels.rotate_and_store.llama3-8b.1", "kernels.prompt.1+164"},
+    "kernels": {
+        "kernels.copy",
+        "kernels.rotate_and_store.llama3-8b.1",
+        "kernels.decode_inputs.64",
+        "kernels.prompt.1+164",
+    },
     "weights": {"load_weights"},
 }
 """What each benchmark says, among others."""

@@ -8,6 +8,38 @@ from tests.mutation.mutation import Mutation
 
 OTHERS: Final = (
     Mutation(
+        "graphs: a row of padding writes where a larger step's row wrote",
+        "graphs",
+        "columns.rows[:rows], columns.rows[rows:batch] = numbers.rows, padding_row",
+        "columns.rows[:rows] = numbers.rows",
+        ("test_graphs",),
+        package="engine",
+    ),
+    Mutation(
+        "runner: a row without a distribution has no token that can be computed",
+        "runner",
+        "self._rows.last_tokens.index_copy_(0, rows.long(), tokens.clamp(min=0))",
+        "self._rows.last_tokens.index_copy_(0, rows.long(), tokens)",
+        ("test_decode_step_work",),
+        package="engine",
+    ),
+    Mutation(
+        "sampling: other ranks do not know that a row has a grammar",
+        "draw",
+        "if added.has_grammar:",
+        "if False:",
+        ("test_sampling_table",),
+        package="engine/sampling",
+    ),
+    Mutation(
+        "loop: an answer's end is told with an old load",
+        "loop",
+        "                self._load_changed = True\n                self._grammars",
+        "                self._grammars",
+        ("test_loop",),
+        package="engine",
+    ),
+    Mutation(
         "sampling: a position has no randomness of its own",
         "draw",
         "_mix(_mix(seeds.view(np.uint64)) ^ _mix(positions.view(np.uint64) + _GOLDEN))",

@@ -114,17 +114,21 @@ def run_engine(
     chunk_sizes: Sequence[int] = (),
     overlap: bool = False,
     split: LayerSplit | None = None,
+    logits: bool = True,
 ) -> Run:
     """Runs all requests to their ends: half are there at once, one more comes with every step.
 
     `chunk_sizes`: budgets that the steps have in turn, instead of the configuration's. `split`: of
-    all chunks that may be.
+    all chunks that may be. `logits`: whether to record them, which graphs that sample cannot.
     """
     run = Run()
     recorder = Recorder(run)
     config = resolved(config)
     files = resolve(config.model.uri)
-    engine = build_engine(config, files, replace(hooks or EngineHooks(), on_logits=recorder))
+    hooks = hooks or EngineHooks()
+    if logits:
+        hooks = replace(hooks, on_logits=recorder)
+    engine = build_engine(config, files, hooks)
     if engine.device.place.type == "cuda":
         prepare(config, engine)
     if split:

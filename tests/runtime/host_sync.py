@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
+import numpy as np
 import torch
-from sluice_runtime.engine.device import CPU, Column, Fetched
+from sluice_runtime.engine.device import CPU, Column, Fetched, HostNumbers, Inbox
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -52,6 +53,9 @@ class FakeGpu:
     def mirror(self, table: Column) -> Tensor:
         return torch.empty(table.shape, dtype=_DTYPES[table.dtype.name], device=GPU)
 
+    def inbox(self, size: int) -> Inbox:
+        return FakeInbox(size)
+
     def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
         assert all(tensor.device == GPU for tensor in tensors)
 
@@ -59,6 +63,22 @@ class FakeGpu:
             raise HostSyncError("results are read while a step is launched")
 
         return fetched
+
+
+class FakeInbox:
+    """See `engine.device.Inbox`."""
+
+    def __init__(self, size: int) -> None:
+        array = np.zeros(size, np.int32)
+        self.tensor = torch.empty(size, dtype=torch.int32, device=GPU)
+        self.buffers: tuple[HostNumbers, ...] = (HostNumbers(array, torch.from_numpy(array)),)
+        self.sent = 0
+
+    def next(self) -> int:
+        return 0
+
+    def send(self) -> None:
+        self.sent += 1
 
 
 class _Crossings(TorchDispatchMode):

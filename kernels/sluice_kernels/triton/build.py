@@ -25,6 +25,8 @@ ARCHITECTURES: Final = (75, 80, 90, 100)
 """Compute capabilities: T4; A100 and its generation up to 8.9; H100 and H200; B200."""
 DTYPES: Final = (torch.bfloat16, torch.float16)
 HEAD_DIMS: Final = (64, 128)
+LOGITS: Final = (torch.float32, *DTYPES)
+"""Types of logits: a graph samples from those of the model, other steps convert them first."""
 
 
 def programs() -> Iterator[Program]:
@@ -33,8 +35,9 @@ def programs() -> Iterator[Program]:
     for ids in (torch.int64, torch.int32):
         for dtype, dim, normed in itertools.product(DTYPES, HEAD_DIMS, (True, False)):
             yield rotary(dtype, dim, normed, ids)
-    for vocabulary in (16, 1):  # a multiple of 16, and a number that is not one
-        yield sampling(torch.float32, vocabulary)
+    for dtype, vocabulary in itertools.product(LOGITS, (16, 1)):  # a multiple of 16, and another
+        yield sampling(dtype, vocabulary)
+    yield decoding()
 
 
 def rotary(dtype: torch.dtype, dim: int, normed: bool, ids: torch.dtype) -> Program:
@@ -50,8 +53,18 @@ def rotary(dtype: torch.dtype, dim: int, normed: bool, ids: torch.dtype) -> Prog
 
 def sampling(dtype: torch.dtype, vocabulary: int) -> Program:
     """Program for logits of `dtype`; the vocabulary matters only as a multiple of 16 or not."""
-    logits, parameters = _meta(1, vocabulary, dtype=dtype), _meta(5, 1, dtype=torch.float64)
-    return calls.sample_rows(logits, parameters, _meta(1, dtype=torch.int64)).program()
+    number, reals = _meta(1, dtype=torch.int32), _meta(3, 1, dtype=torch.float64)
+    wholes, tokens = _meta(2, 1, dtype=torch.int64), _meta(1, dtype=torch.int64)
+    logits = _meta(1, vocabulary, dtype=dtype)
+    return calls.sample_rows(logits, number, number, reals, wholes, tokens).program()
+
+
+def decoding() -> Program:
+    """Program for the inputs of decode steps, of any size."""
+    number, token = _meta(1, dtype=torch.int32), _meta(1, dtype=torch.int64)
+    table = _meta(1, 1, dtype=torch.int64)
+    read = number, number, number, table, token
+    return calls.decode_inputs(*read, token, token, token, token, number, 16, 1).program()
 
 
 def _meta(*shape: int, dtype: torch.dtype) -> Tensor:

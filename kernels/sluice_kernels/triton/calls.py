@@ -27,6 +27,8 @@ _ROTARY_WARPS, _ROTARY_PAIRS = 2, 512
 _SAMPLE_WARPS, _SAMPLE_TOKENS = 8, 2048
 """A program reads this many logits at a time: each thread eight. With 64 registers a thread four
 fit on a multiprocessor, so that 256 rows are sampled at once on 132 of them."""
+_LISTING_WARPS, _LISTED_PAGES = 1, 128
+"""A program lists this many pages of a row at a time: 2,048 tokens in pages of 16."""
 
 Value = int | float
 Constant = int | None
@@ -106,17 +108,55 @@ def rotate_and_store(
     )
 
 
-def sample_rows(logits: Tensor, parameters: Tensor, tokens: Tensor) -> Call:
+def decode_inputs(
+    rows: Tensor,
+    contexts: Tensor,
+    indptr: Tensor,
+    page_table: Tensor,
+    last_tokens: Tensor,
+    token_ids: Tensor,
+    positions: Tensor,
+    pages: Tensor,
+    offsets: Tensor,
+    indices: Tensor,
+    page_size: int,
+    padding_page: int,
+) -> Call:
+    """See `reference.decode_inputs`."""
+    table_rows, most_pages = page_table.shape
+    read = {"rows": rows, "contexts": contexts, "indptr": indptr}
+    read |= {"page_table": page_table, "last_tokens": last_tokens}
+    written = {"token_ids": token_ids, "positions": positions, "pages": pages}
+    written |= {"offsets": offsets, "indices": indices}
+    return Call(
+        kernel="decode_inputs",
+        grid=(len(rows), 1),
+        arguments={**read, **written}
+        | {"table_rows": table_rows, "most_pages": most_pages}
+        | {"page_size": page_size, "padding_page": padding_page},
+        constants={"BLOCK": _LISTED_PAGES},
+        warps=_LISTING_WARPS,
+        multiples=(),
+    )
+
+
+def sample_rows(
+    logits: Tensor, rows: Tensor, positions: Tensor, reals: Tensor, wholes: Tensor, tokens: Tensor
+) -> Call:
     """See `reference.sample_rows`; `tokens` [m] are written."""
-    rows, vocabulary = logits.shape
+    m, vocabulary = logits.shape
     return Call(
         kernel="sample_rows",
-        grid=(rows, 1),
+        grid=(m, 1),
         arguments={
             "logits": logits,
-            "parameters": parameters,
+            "rows": rows,
+            "positions": positions,
+            "reals": reals,
+            "wholes": wholes,
             "tokens": tokens,
             "vocabulary": vocabulary,
+            "table_rows": reals.shape[1],
         },
         constants={"BLOCK": _SAMPLE_TOKENS},
         warps=_SAMPLE_WARPS,

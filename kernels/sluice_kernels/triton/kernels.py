@@ -70,18 +70,60 @@ def rotate_and_store(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def decode_inputs(  # type: ignore[no-untyped-def]
+    rows,
+    contexts,
+    indptr,
+    page_table,
+    last_tokens,
+    token_ids,
+    positions,
+    pages,
+    offsets,
+    indices,
+    table_rows,
+    most_pages,
+    page_size,
+    padding_page,
+    BLOCK: tl.constexpr,  # noqa: N803
+):
+    """Program for one row, whose pages it lists BLOCK at a time."""
+    at = tl.program_id(0)
+    row = tl.load(rows + at).to(tl.int64)
+    present = row < table_rows
+    own = page_table + row * most_pages
+    position = tl.load(contexts + at) - 1
+    page = tl.load(own + position // page_size, mask=present, other=padding_page)
+    tl.store(token_ids + at, tl.load(last_tokens + row))
+    tl.store(positions + at, position.to(tl.int64))
+    tl.store(pages + at, page.to(tl.int64))
+    tl.store(offsets + at, (position % page_size).to(tl.int64))
+    first = tl.load(indptr + at)
+    count = tl.load(indptr + at + 1) - first
+    for begin in range(0, count, BLOCK):
+        place = begin + tl.arange(0, BLOCK)
+        listed = tl.load(own + place, mask=present & (place < count), other=padding_page)
+        tl.store(indices + first + place, listed.to(tl.int32), mask=place < count)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def sample_rows(  # type: ignore[no-untyped-def]
     logits,
-    parameters,
+    rows,
+    positions,
+    reals,
+    wholes,
     tokens,
     vocabulary,
+    table_rows,
     BLOCK: tl.constexpr,  # noqa: N803
 ):
     """Program for one row; every pass over it reads BLOCK logits at a time."""
-    row = tl.program_id(0)
-    own = logits + row.to(tl.int64) * vocabulary
-    column, rows = parameters + row, tl.num_programs(0)
-    temperature = tl.load(column).to(tl.float32)
+    at = tl.program_id(0)
+    own = logits + at.to(tl.int64) * vocabulary
+    row = tl.load(rows + at)
+    real, whole = reals + row, wholes + row
+    temperature = tl.load(real).to(tl.float32)
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     least = tl.full([BLOCK], float("inf"), tl.float32)
     where = tl.full([BLOCK], 0, tl.int32)
@@ -98,8 +140,9 @@ def sample_rows(  # type: ignore[no-untyped-def]
     if distributed & (temperature > 0):
         scale = 1.4426950408889634 / temperature  # for powers of two instead of e
         lowest = tl.min(least, 0)
-        top_p, min_p = tl.load(column + 2 * rows), tl.load(column + 3 * rows).to(tl.float32)
-        top_k = tl.load(column + 4 * rows).to(tl.int32)
+        top_p = tl.load(real + table_rows)
+        min_p = tl.load(real + 2 * table_rows).to(tl.float32)
+        top_k = tl.load(whole).to(tl.int32)
         if (top_k > 0) & (top_k < vocabulary):
             wanted = top_k.to(tl.float64)
             lowest = _least_kept(own, vocabulary, lowest, peak, None, wanted, BLOCK)
@@ -112,9 +155,26 @@ def sample_rows(  # type: ignore[no-untyped-def]
             lowest = _least_kept(own, vocabulary, lowest, peak, scale, top_p * mass, BLOCK)
         if min_p > 0:
             lowest = tl.maximum(lowest, peak + temperature * tl.log(min_p))
-        uniform = tl.load(column + rows)
+        uniform = uniform_at(tl.load(whole + table_rows), tl.load(positions + at))
         chosen = _drawn(own, vocabulary, lowest, peak, scale, uniform, BLOCK)
-    tl.store(tokens + row, tl.where(distributed, chosen, -1).to(tl.int64))
+    tl.store(tokens + at, tl.where(distributed, chosen, -1).to(tl.int64))
+
+
+@triton.jit
+def uniform_at(seed, position):  # type: ignore[no-untyped-def]
+    """A number in [0, 1) from 53 bits of a hash of (seed, position), in float64."""
+    golden: tl.constexpr = 0x9E3779B97F4A7C15
+    word = position.to(tl.int64).to(tl.uint64, bitcast=True) + golden
+    mixed = _mix(_mix(seed.to(tl.uint64, bitcast=True)) ^ _mix(word))
+    return (mixed >> 11).to(tl.float64) * 1.1102230246251565e-16  # 2^-53
+
+
+@triton.jit
+def _mix(value):  # type: ignore[no-untyped-def]
+    """SplitMix64's finaliser, in wrapping 64-bit arithmetic."""
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB
+    return value ^ (value >> 31)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

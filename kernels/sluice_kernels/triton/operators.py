@@ -34,9 +34,32 @@ def rotate_and_store(
     return cast(Tensor, operator(qkv, head_norm, eps, cos, sin, pool, layer, pages, offsets))
 
 
-def sample_rows(logits: Tensor, parameters: Tensor) -> Tensor:
+def decode_inputs(
+    rows: Tensor,
+    contexts: Tensor,
+    indptr: Tensor,
+    page_table: Tensor,
+    last_tokens: Tensor,
+    token_ids: Tensor,
+    positions: Tensor,
+    pages: Tensor,
+    offsets: Tensor,
+    indices: Tensor,
+    page_size: int,
+    padding_page: int,
+) -> None:
+    """See `reference.decode_inputs`."""
+    read = rows, contexts, indptr, page_table, last_tokens
+    written = token_ids, positions, pages, offsets, indices
+    torch.ops.sluice_triton.decode_inputs.default(*read, *written, page_size, padding_page)
+
+
+def sample_rows(
+    logits: Tensor, rows: Tensor, positions: Tensor, reals: Tensor, wholes: Tensor
+) -> Tensor:
     """See `reference.sample_rows`."""
-    return cast(Tensor, torch.ops.sluice_triton.sample_rows.default(logits, parameters))
+    operator = torch.ops.sluice_triton.sample_rows.default
+    return cast(Tensor, operator(logits, rows, positions, reals, wholes))
 
 
 @cache
@@ -90,13 +113,19 @@ def _rotate_and_store(
     return queries
 
 
-def _tokens(logits: Tensor, parameters: Tensor) -> Tensor:
+def _decode_inputs(rows: Tensor, *others: Tensor | int) -> None:
+    _launch(calls.decode_inputs(rows, *others), rows.device)  # type: ignore[arg-type]
+
+
+def _tokens(logits: Tensor, *_: Tensor) -> Tensor:
     return logits.new_empty(len(logits), dtype=torch.int64)
 
 
-def _sample_rows(logits: Tensor, parameters: Tensor) -> Tensor:
-    tokens = _tokens(logits, parameters)
-    _launch(calls.sample_rows(logits, parameters, tokens), logits.device)
+def _sample_rows(
+    logits: Tensor, rows: Tensor, positions: Tensor, reals: Tensor, wholes: Tensor
+) -> Tensor:
+    tokens = _tokens(logits)
+    _launch(calls.sample_rows(logits, rows, positions, reals, wholes, tokens), logits.device)
     return tokens
 
 
@@ -115,4 +144,16 @@ _register(
     _rotate_and_store,
     _rotate_and_store_fake,
 )
-_register("sample_rows(Tensor logits, Tensor parameters) -> Tensor", _sample_rows, _tokens)
+_register(
+    "decode_inputs(Tensor rows, Tensor contexts, Tensor indptr, Tensor page_table,"
+    " Tensor last_tokens, Tensor(a!) token_ids, Tensor(b!) positions, Tensor(c!) pages,"
+    " Tensor(d!) offsets, Tensor(e!) indices, int page_size, int padding_page) -> ()",
+    _decode_inputs,
+    lambda *_: None,
+)
+_register(
+    "sample_rows(Tensor logits, Tensor rows, Tensor positions, Tensor reals, Tensor wholes)"
+    " -> Tensor",
+    _sample_rows,
+    _tokens,
+)

@@ -158,7 +158,8 @@ ENGINE: Final = (
     Metric(
         "sluice_predicted_step_seconds",
         "histogram",
-        "What the cost model expected of a step, by mode; to be set against sluice_step_seconds.",
+        "What the cost model expected of a step, by mode; to be set against sluice_step_seconds. "
+        "Of steps that only decode it has one every 10 ms.",
         ("mode",),
         STEP_SECONDS,
     ),

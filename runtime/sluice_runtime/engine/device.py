@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -26,6 +27,9 @@ for each scored prompt, and up to four times for each block of rows that it samp
 _SMALLEST_BYTES: Final = 1 << 16
 SIGNS: Final = ("can't allocate memory", "not enough memory", "out of memory")
 
+INBOX_BUFFERS: Final = 2
+"""Buffers on the host of one inbox: a step is filled while the step before it may be in flight."""
+
 Column = NDArray[Any]
 """Array [n] of one of numpy's types that torch has too."""
 Whole = NDArray[np.int64]
@@ -41,6 +45,32 @@ class Event(Protocol):
     def record(self) -> None: ...
 
     def synchronize(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class HostNumbers:
+    """Numbers [n] of int32 in the host's memory, as an array and as a tensor."""
+
+    array: NDArray[np.int32]
+    tensor: Tensor
+
+
+class Inbox(Protocol):
+    """Numbers of each step, in one tensor that never moves, so that graphs can read them."""
+
+    tensor: Tensor
+    """[n] int32 on the device."""
+    buffers: tuple[HostNumbers, ...]
+    """Buffers on the host that are filled in turns."""
+
+    def next(self) -> int:
+        """Which buffer to fill for the next step, the same one until `send`. Waits if its last copy
+        has not been made."""
+        ...
+
+    def send(self) -> None:
+        """Copies the whole buffer that `next` named into `tensor`."""
+        ...
 
 
 class Device(Protocol):
@@ -61,6 +91,10 @@ class Device(Protocol):
 
     def mirror(self, table: Column) -> Tensor:
         """A tensor that begins with the content of `table` and lives as long as the process."""
+        ...
+
+    def inbox(self, size: int) -> Inbox:
+        """An inbox of `size` numbers, all 0."""
         ...
 
     def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
@@ -91,9 +125,26 @@ class HostDevice:
         """The table's own memory, so it follows all changes."""
         return torch.from_numpy(table)
 
+    def inbox(self, size: int) -> Inbox:
+        return _HostInbox(size)
+
     def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
         kept = list(tensors)
         return lambda: kept
+
+
+class _HostInbox:
+    """One buffer, which is the tensor itself."""
+
+    def __init__(self, size: int) -> None:
+        self.tensor = torch.zeros(size, dtype=torch.int32)
+        self.buffers: tuple[HostNumbers, ...] = (HostNumbers(self.tensor.numpy(), self.tensor),)
+
+    def next(self) -> int:
+        return 0
+
+    def send(self) -> None:
+        """Does nothing: the numbers are there."""
 
 
 class StreamDevice:
@@ -110,6 +161,7 @@ class StreamDevice:
     ) -> None:
         """`allocate(n)` makes a buffer of n bytes that the device can copy from."""
         self.place = place
+        self._allocate = allocate
         self._event = event
         self._ring = [_StagingBuffer(allocate, event()) for _ in range(buffers)]
         self._next = 0
@@ -125,6 +177,9 @@ class StreamDevice:
 
     def mirror(self, table: Column) -> Tensor:
         return torch.from_numpy(table).to(self.place, copy=True)
+
+    def inbox(self, size: int) -> Inbox:
+        return _StreamInbox(self.place, self._allocate, self._event, size)
 
     def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
         """Starts the copies without waiting; torch then copies into pinned memory of its own."""
@@ -145,24 +200,55 @@ class _StagingBuffer:
     def __init__(self, allocate: Callable[[int], Tensor], read: Event) -> None:
         self._allocate = allocate
         self._read = read
-        self._buffer: Tensor | None = None
+        self._buffer = torch.zeros(0, dtype=torch.uint8)
+        self._bytes = self._buffer.numpy()
+        self._typed: dict[np.dtype[Any], Tensor] = {}
+        """The buffer as each type of number that was sent."""
 
     def filled(self, columns: Sequence[Column]) -> Tensor:
         """The columns one after the other: [total]."""
-        dtype = torch.from_numpy(columns[0]).dtype
-        bytes_wanted = sum(column.nbytes for column in columns)
-        if self._buffer is not None:
+        kind, count = columns[0].dtype, sum(map(len, columns))
+        if len(self._bytes):
             self._read.synchronize()
-        if self._buffer is None or len(self._buffer) < bytes_wanted:
-            rounded = 1 << max(bytes_wanted - 1, 0).bit_length()
+        if len(self._bytes) < count * kind.itemsize:
+            rounded = 1 << max(count * kind.itemsize - 1, 0).bit_length()
             self._buffer = self._allocate(max(_SMALLEST_BYTES, rounded))
-        staged = self._buffer[:bytes_wanted].view(dtype)
-        np.concatenate(columns, out=staged.numpy())
-        return staged
+            self._bytes = self._buffer.numpy()
+            self._typed.clear()
+        np.concatenate(columns, out=self._bytes[: count * kind.itemsize].view(kind))
+        if kind not in self._typed:
+            self._typed[kind] = self._buffer.view(torch.from_numpy(columns[0]).dtype)
+        return self._typed[kind][:count]
 
     def sent(self) -> None:
         """Records that the copy is in the stream."""
         self._read.record()
+
+
+class _StreamInbox:
+    """Pinned buffers that are copied in the order of the stream."""
+
+    def __init__(
+        self,
+        place: torch.device,
+        allocate: Callable[[int], Tensor],
+        event: Callable[[], Event],
+        size: int,
+    ) -> None:
+        self.tensor = torch.zeros(size, dtype=torch.int32, device=place)
+        pinned = [allocate(4 * size).view(torch.int32).zero_() for _ in range(INBOX_BUFFERS)]
+        self.buffers = tuple(HostNumbers(tensor.numpy(), tensor) for tensor in pinned)
+        self._read = [event() for _ in pinned]
+        self._turn = 0
+
+    def next(self) -> int:
+        self._read[self._turn].synchronize()
+        return self._turn
+
+    def send(self) -> None:
+        self.tensor.copy_(self.buffers[self._turn].tensor, non_blocking=True)
+        self._read[self._turn].record()
+        self._turn = (self._turn + 1) % len(self.buffers)
 
 
 def place_of(accelerator: Accelerator | None, index: int = 0) -> torch.device:

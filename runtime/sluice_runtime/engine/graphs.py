@@ -1,13 +1,15 @@
 """Runs steps as CUDA graphs: the layers are captured once for each batch size and replayed, so that
-a step costs one launch instead of hundreds.
+a step costs one launch instead of hundreds. A second graph of each size has the last norm, the
+head and the sampling of rows that ask for nothing else.
 
 Graphs are captured for rows of one token. So they serve decode rows, and also tokens of prompts and
 verified rows, each as a row of its own, if these fit and their contexts, then read once for each
 token, are short enough.
 
 A graph computes exactly the rows that it was captured with, so a step is padded to the next larger
-graph. Padding rows write and read only the pool's padding page, which no request has. Sampling is
-not captured. Knows neither requests nor how attention is planned.
+graph. Padding rows write and read only the pool's padding page, which no request has. The host
+sends the rows and their contexts in one copy; a kernel makes all other inputs of these. Knows
+neither requests nor how attention is planned.
 """
 
 from __future__ import annotations
@@ -15,15 +17,20 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from sluice_runtime.engine.device import Device, HostNumbers
 from sluice_runtime.kv.pool import PagePool
-from sluice_runtime.layers.attention import GraphAttention, RowNumbers, TokenLayout
+from sluice_runtime.layers.attention import GraphAttention, GraphRows, RowNumbers, TokenLayout
 
+Int32 = NDArray[np.int32]
+DecodeInputs = Callable[..., None]
+"""See `sluice_kernels.reference.decode_inputs`."""
 Replay = Callable[[], None]
 """Function that computes a captured step again, from the present content of its tensors."""
 Capture = Callable[[Callable[[], None]], Replay]
@@ -31,6 +38,11 @@ AGAIN_BYTES: Final = 8 << 30
 """Most bytes of keys and values that a step may read again so that a graph can serve it. Reading
 them takes 2 ms on an H200; launching a step of Llama-3-8B's shape without a graph takes 13 ms
 there."""
+LISTED_PAGES: Final = 4
+"""Most pages that a step's rows may list together, as a multiple of the pool's pages; more than the
+pool, since rows share pages. A step with more runs without a graph."""
+ALIGNED_NUMBERS: Final = 128
+"""Columns begin at multiples of as many numbers: of 512 bytes, like tensors of their own."""
 _SMALL: Final = (1, 2, 4, 8, 12)
 _SPANS: Final = ((16, 256, 8), (272, 496, 16), (512, 4096, 32))
 """(first, last, distance) of captured batch sizes. Padding costs at most a third of a step up to 16
@@ -60,90 +72,248 @@ class Forward(Protocol):
 
 
 @dataclass(frozen=True)
+class GraphParts:
+    """What graphs are made of."""
+
+    forward: Forward
+    attention: Callable[[GraphRows], GraphAttention]
+    decode_inputs: DecodeInputs
+    sample: Callable[[Tensor, Tensor, Tensor], Tensor] | None
+    """Function: (hidden states [b, h], rows, positions of the tokens: [b] int32) → tokens [b],
+    which it hands to the rows, too. None: sampling cannot be captured."""
+
+
+@dataclass(frozen=True)
 class GraphInputs:
-    """Tensors that graphs read and write: [rows of the largest], `hidden` [rows, hidden size]."""
+    """Tensors that graphs read and write: [rows of the largest], on the device."""
 
     token_ids: Tensor
     positions: Tensor
     pages: Tensor
     offsets: Tensor
     hidden: Tensor
+    """[rows of the largest, hidden size]"""
+    tokens: Tensor
+    """Sampled tokens."""
+    indices: Tensor
+    """Pages of all rows, one row after the other."""
+
+
+ColumnT = TypeVar("ColumnT", Int32, Tensor)
+
+
+@dataclass(frozen=True)
+class RowColumns(Generic[ColumnT]):
+    """A step's rows of one token: int32, [rows of the largest] each. One copy carries all of them
+    from the host to the device."""
+
+    rows: ColumnT
+    """Index of each row in the page table; the number of its rows for padding."""
+    contexts: ColumnT
+    last_page_len: ColumnT
+    indptr: ColumnT
+    """[rows of the largest + 1] row i's pages are [indptr[i], indptr[i + 1]) of all rows' pages."""
+
+    @classmethod
+    def of(cls, numbers: ColumnT, largest: int) -> RowColumns[ColumnT]:
+        """Views of `numbers_of(largest)` numbers."""
+        begins = range(0, len(numbers), _column_numbers(largest))
+        first, second, third, fourth = (numbers[begin : begin + largest + 1] for begin in begins)
+        return cls(first[:-1], second[:-1], third[:-1], fourth)
+
+
+def numbers_of(largest: int) -> int:
+    """Numbers that columns of `largest` rows take together."""
+    return 4 * _column_numbers(largest)
+
+
+def _column_numbers(largest: int) -> int:
+    return -(-(largest + 1) // ALIGNED_NUMBERS) * ALIGNED_NUMBERS
 
 
 @dataclass(frozen=True)
 class _Graph:
+    """A captured batch size; its tensors have that many rows."""
+
+    rows: tuple[Tensor, Tensor, Tensor]
+    """`rows`, `contexts` and `indptr` of the columns."""
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor]
+    """`token_ids`, `positions`, `pages` and `offsets`."""
     attention: GraphAttention
-    replay: Replay
+    layers: Replay
+    sampling: Replay | None
+
+
+_NO_ROWS: Final = RowNumbers(np.zeros(0, np.int64), np.zeros(1, np.int64), np.zeros(0, np.int64))
+
+
+class _HostRows:
+    """Columns on the host, which a step fills."""
+
+    def __init__(self, numbers: HostNumbers, largest: int) -> None:
+        self._columns = RowColumns.of(numbers.array, largest)
+        self._tensors = RowColumns.of(numbers.tensor, largest)
+        self._plans: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def fill(self, numbers: RowNumbers, batch: int, padding_row: int, page_size: int) -> int:
+        """Fills in the rows of one token, and padding up to `batch` rows, each with one token.
+        Returns how many pages they have together."""
+        columns, rows = self._columns, len(numbers.rows)
+        columns.rows[:rows], columns.rows[rows:batch] = numbers.rows, padding_row
+        contexts = columns.contexts[:batch]
+        contexts[:rows], contexts[rows:] = numbers.contexts, 1
+        before = (contexts - 1) // page_size
+        np.subtract(contexts, before * page_size, out=columns.last_page_len[:batch])
+        np.cumsum(before + 1, out=columns.indptr[1 : batch + 1])
+        return int(columns.indptr[batch])
+
+    def plan(self, batch: int) -> tuple[Tensor, Tensor]:
+        """`indptr` [batch + 1] and `last_page_len` [batch]."""
+        if batch not in self._plans:
+            tensors = self._tensors
+            self._plans[batch] = tensors.indptr[: batch + 1], tensors.last_page_len[:batch]
+        return self._plans[batch]
+
+
+@dataclass(frozen=True, slots=True)
+class StagedStep:
+    """A step that a graph serves: its rows are in the host's buffer, and nothing has begun."""
+
+    numbers: RowNumbers
+    batch: int
+    host: _HostRows
 
 
 class DecodeGraphs:
     """All graphs of an engine, by batch size."""
 
-    def __init__(self, pool: PagePool, hidden_size: int, batches: tuple[int, ...]) -> None:
-        """`batches`: batch sizes, ascending, one at least."""
+    def __init__(
+        self,
+        pool: PagePool,
+        hidden_size: int,
+        batches: tuple[int, ...],
+        device: Device,
+        last_tokens: Tensor,
+    ) -> None:
+        """`batches`: batch sizes, ascending, one at least. `last_tokens`: last token of each row of
+        the page table [rows + 1]; the last is of padding."""
         self._pool = pool
         self._batches = batches
         self._graphs: dict[int, _Graph] = {}
+        self._last_tokens = last_tokens
+        self._padding_row = len(last_tokens) - 1
+        self.samples = False
+        """Whether graphs sample, too: see `decode`."""
         self.replays = 0
         """Steps that were computed by a graph."""
         place, rows = pool.data.device, batches[-1]
+        self._inbox = device.inbox(numbers_of(rows))
+        self._host = [_HostRows(numbers, rows) for numbers in self._inbox.buffers]
+        self._rows = RowColumns.of(self._inbox.tensor, rows)
 
-        def whole(value: int) -> Tensor:
-            return torch.full((rows,), value, dtype=torch.int64, device=place)
+        def whole(value: int, size: int = rows, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.full((size,), value, dtype=dtype, device=place)
 
-        hidden = torch.zeros((rows, hidden_size), dtype=pool.shape.dtype, device=place)
-        self._inputs = GraphInputs(whole(0), whole(0), whole(pool.padding_page), whole(0), hidden)
+        padding = pool.padding_page
+        self._inputs = GraphInputs(
+            token_ids=whole(0),
+            positions=whole(0),
+            pages=whole(padding),
+            offsets=whole(0),
+            hidden=torch.zeros((rows, hidden_size), dtype=pool.shape.dtype, device=place),
+            tokens=whole(0),
+            indices=whole(padding, LISTED_PAGES * pool.pages + rows, torch.int32),
+        )
 
     @torch.inference_mode()
-    def capture(
-        self, forward: Forward, attention_of: Callable[[int], GraphAttention], capture: Capture
-    ) -> None:
+    def capture(self, parts: GraphParts, capture: Capture) -> None:
         """Captures all graphs, the largest first, because smaller ones reuse its memory."""
+        self._decode_inputs = parts.decode_inputs
+        self.samples = parts.sample is not None
         for batch in reversed(self._batches):
-            attention = attention_of(batch)
-            attention.plan(None)
-            self._graphs[batch] = _Graph(attention, capture(self._step(forward, attention)))
+            self._graphs[batch] = self._captured(batch, parts, capture)
 
-    def hidden(self, token_ids: Tensor, positions: Tensor, layout: TokenLayout) -> Tensor | None:
-        """Hidden states for token_ids, positions [n] → [n, h], valid until the next call. None: no
-        graph serves the step, because it has too many tokens or too long contexts."""
-        rows = len(token_ids)
-        batch = batch_for(rows, self._batches)
-        if batch is None or (layout.extends and self._reads_again(layout) > AGAIN_BYTES):
-            return None
-        if layout.extends:
-            layout = layout.of_single_tokens()
-        if not (graph := self._graphs[batch]).attention.holds(layout):
-            return None
-        inputs = self._inputs
-        inputs.token_ids[:rows].copy_(token_ids)
-        inputs.positions[:rows].copy_(positions)
-        inputs.pages[:rows].copy_(layout.pages)
-        inputs.offsets[:rows].copy_(layout.offsets)
-        # Padding rows still hold a larger step's inputs. Old tokens and positions are harmless; old
-        # pages would be written.
-        inputs.pages[rows:batch].fill_(self._pool.padding_page)
-        graph.attention.plan(layout)
-        graph.replay()
-        self.replays += 1
-        return inputs.hidden[:rows]
+    def _captured(self, batch: int, parts: GraphParts, capture: Capture) -> _Graph:
+        """A graph's parts, captured over rows of padding."""
+        columns, inputs = self._rows, self._inputs
+        indptr, last_page_len = columns.indptr[: batch + 1], columns.last_page_len[:batch]
+        attention = parts.attention(GraphRows(indptr, inputs.indices, last_page_len))
+        host = self._host[self._inbox.next()]
+        host.fill(_NO_ROWS, batch, self._padding_row, self._pool.page_size)
+        self._inbox.send()
+        attention.plan(*host.plan(batch))
+        rows, contexts = columns.rows[:batch], columns.contexts[:batch]
+        tokens, positions = inputs.token_ids[:batch], inputs.positions[:batch]
+        layout = _layout(inputs, attention)
 
-    def _reads_again(self, layout: TokenLayout) -> int:
-        """Bytes that rows of several tokens read again if each token becomes a row."""
+        def layers() -> None:
+            hidden = parts.forward(tokens, positions, self._pool, layout)
+            inputs.hidden[:batch].copy_(hidden)
+
+        def sampling() -> None:
+            assert parts.sample is not None
+            inputs.tokens[:batch].copy_(parts.sample(inputs.hidden[:batch], rows, contexts))
+
+        return _Graph(
+            rows=(rows, contexts, indptr),
+            inputs=(tokens, positions, inputs.pages[:batch], inputs.offsets[:batch]),
+            attention=attention,
+            layers=capture(layers),
+            sampling=capture(sampling) if self.samples else None,
+        )
+
+    def staged(self, numbers: RowNumbers) -> StagedStep | None:
+        """Fills the host's buffer with rows of one token each. None: no graph serves the step,
+        because it has too many rows or pages."""
+        batch = batch_for(len(numbers.rows), self._batches)
+        if batch is None:
+            return None
+        host = self._host[self._inbox.next()]
+        pages = host.fill(numbers, batch, self._padding_row, self._pool.page_size)
+        return StagedStep(numbers, batch, host) if pages <= len(self._inputs.indices) else None
+
+    def hidden(self, token_ids: Tensor, layout: TokenLayout) -> Tensor | None:
+        """Hidden states for token_ids [n] → [n, h], valid until the next call. None: no graph
+        serves the step, because it has too many tokens or too long contexts."""
         numbers = layout.numbers
+        if layout.extends:
+            tokens = len(token_ids)
+            if tokens > self._batches[-1] or self._reads_again(numbers) > AGAIN_BYTES:
+                return None
+            numbers = numbers.of_single_tokens()
+        step = self.staged(numbers)
+        if step is None:
+            return None
+        self._begin(step, layout.page_table)
+        self._inputs.token_ids[: len(token_ids)].copy_(token_ids)
+        self._graphs[step.batch].layers()
+        return self._inputs.hidden[: len(token_ids)]
+
+    def decode(self, step: StagedStep, page_table: Tensor) -> Tensor:
+        """Computes a decode step from its rows' last tokens to their next ones: [n], valid until
+        the next call. Needs `samples`."""
+        graph = self._graphs[step.batch]
+        assert graph.sampling is not None
+        self._begin(step, page_table)
+        graph.layers()
+        graph.sampling()
+        return self._inputs.tokens[: len(step.numbers.rows)]
+
+    def _begin(self, step: StagedStep, page_table: Tensor) -> None:
+        """Sends the rows, lists their pages, and plans their attention."""
+        graph, pool = self._graphs[step.batch], self._pool
+        read = *graph.rows, page_table, self._last_tokens
+        written = *graph.inputs, self._inputs.indices
+        self._inbox.send()
+        self._decode_inputs(*read, *written, pool.page_size, pool.padding_page)
+        graph.attention.plan(*step.host.plan(step.batch))
+        self.replays += 1
+
+    def _reads_again(self, numbers: RowNumbers) -> int:
+        """Bytes that rows of several tokens read again if each token becomes a row."""
         counts = np.diff(numbers.begins)
         again = ((counts - 1) * numbers.contexts - counts * (counts - 1) // 2).sum()
         return int(again) * self._pool.shape.bytes_per_token
-
-    def _step(self, forward: Forward, attention: GraphAttention) -> Callable[[], None]:
-        inputs, batch = self._inputs, attention.batch
-        layout = _layout(inputs, attention)
-
-        def step() -> None:
-            hidden = forward(inputs.token_ids[:batch], inputs.positions[:batch], self._pool, layout)
-            inputs.hidden[:batch].copy_(hidden)
-
-        return step
 
 
 def _layout(inputs: GraphInputs, attention: GraphAttention) -> TokenLayout:
@@ -151,7 +321,7 @@ def _layout(inputs: GraphInputs, attention: GraphAttention) -> TokenLayout:
     fields are placeholders of valid form."""
     rows = np.arange(attention.batch + 1)
     numbers = RowNumbers(rows[:-1], rows, np.ones_like(rows[:-1]))
-    begins = torch.from_numpy(rows).to(inputs.pages.device)
+    begins = torch.arange(len(rows), device=inputs.pages.device)
     return TokenLayout(
         pages=inputs.pages[: attention.batch],
         offsets=inputs.offsets[: attention.batch],

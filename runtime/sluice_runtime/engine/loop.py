@@ -20,7 +20,6 @@ from sluice_runtime.engine.role import LAME_DUCK_SECONDS, EngineRole, MixedRole
 from sluice_runtime.grammar.waiting import GrammarQueue
 from sluice_runtime.scheduler.batch import Batch, ForwardMode
 from sluice_runtime.scheduler.scheduler import Scheduler
-from sluice_runtime.scheduler.status import Status
 from sluice_runtime.wire.messages import (
     Abort,
     Adapters,
@@ -43,6 +42,9 @@ from sluice_runtime.wire.messages import (
 HEARTBEAT_SECONDS: Final = 1.0
 ROLE_LOOK_SECONDS: Final = 0.02
 """Idle poll interval while a role change is pending."""
+LOAD_SECONDS: Final = 0.01
+"""Longest time for which decode steps repeat a load. Only counts of tokens and pages may have
+changed since: a load is made at once after a message, a prompt, an end or a row that leaves."""
 DRAINING: Final = "the engine is draining and takes no new requests"
 CHANGING: Final = "the engine takes another role, and no new requests before"
 
@@ -144,7 +146,9 @@ class EngineLoop:
         self._change: RoleChange | None = None
         self._idle = True
         self._checked = True
-        self._sent_seconds = self._clock.monotonic()
+        self._sent_seconds = self._loaded_seconds = self._clock.monotonic()
+        self._load_changed = False
+        """Whether more than counts of tokens and pages may have changed since the last load."""
         self._heartbeat_seconds = self._clock.heartbeat_seconds
         self._heartbeat = HeartbeatThread(
             link.send,
@@ -152,6 +156,8 @@ class EngineLoop:
             self._heartbeat_seconds,
             self._clock.step_limit_seconds,
         )
+        self._status = pipeline.scheduler.status()
+        """Status of the last load."""
         self._known_load = self._load_now()
 
     def run(self, stopping: Callable[[], bool]) -> Role | None:
@@ -216,7 +222,8 @@ class EngineLoop:
         self._pace.stepped(batch, since, computed, outcome.accepted_tokens)
         self._role.computed(outcome.finished_chunks)
         deltas = self._deltas(outcome.deltas, computed)
-        status = self._scheduler.status()
+        load_due = self._load_due(batch, finished)
+        load = self._load_now() if load_due else self._known_load
         scheduler_seconds = pending.planned_seconds + (finished - computed)
         self._send(
             StepResult(
@@ -226,11 +233,18 @@ class EngineLoop:
                 step_seconds=computed - since + scheduler_seconds,
                 scheduler_seconds=scheduler_seconds,
                 deltas=deltas,
-                load=self._load(status),
-                predicted_seconds=status.pace.predicted_seconds,
+                load=load,
+                predicted_seconds=self._status.pace.predicted_seconds if load_due else 0.0,
             )
         )
-        self._log.step(batch, status, finished)
+        self._log.step(batch, self._status, finished)
+
+    def _load_due(self, batch: Batch, now: float) -> bool:
+        """Whether a finished step sends a new load."""
+        rows_change = batch.added_rows or batch.dropped_rows or batch.trimmed_rows
+        if self._load_changed or rows_change or batch.mode is not ForwardMode.DECODE:
+            return True
+        return now - self._loaded_seconds >= LOAD_SECONDS
 
     def _poll_timeout_seconds(self) -> float:
         """Time to wait for the first message."""
@@ -239,6 +253,7 @@ class EngineLoop:
         return ROLE_LOOK_SECONDS if self._change else self._heartbeat_seconds
 
     def _receive(self, message: ToEngine) -> None:
+        self._load_changed = True
         match message:
             case Generate():
                 self._accept(message)
@@ -302,6 +317,7 @@ class EngineLoop:
     def _admit_compiled(self, now: float) -> None:
         """Admits requests whose grammar has been compiled; some end here."""
         released = self._grammars.released()
+        self._load_changed |= bool(released.ready or released.ended)
         for message in released.ready:
             self._role.admit(message)
         ended = [end for end in released.ended if not self._role.takes(end, now)]
@@ -313,6 +329,7 @@ class EngineLoop:
         released, self._released = self._released, []
         for outcome in outcomes:
             if outcome.finish_reason is not None:
+                self._load_changed = True
                 self._grammars.ended(outcome.request_id)
             if self._role.takes(outcome, now):
                 continue
@@ -352,9 +369,8 @@ class EngineLoop:
         self._send(StepResult(0, mode, now, 0.0, 0.0, deltas, self._load_now()))
 
     def _load_now(self) -> Load:
-        return self._load(self._scheduler.status())
-
-    def _load(self, status: Status) -> Load:
+        """The load of this moment, which the next decode steps may repeat."""
+        status = self._status = self._scheduler.status()
         now = Now(self._clock.monotonic(), self._clock.unix())
         figures = figures_from(
             status, self._grammars, self._pace, now.monotonic_seconds, self._role.queues(status)
@@ -362,6 +378,7 @@ class EngineLoop:
         self._known_load = load_from(
             status, self._grammars, figures, now.unix_seconds, self._role.load(status)
         )
+        self._loaded_seconds, self._load_changed = now.monotonic_seconds, False
         return self._known_load
 
     def _send(self, message: ToApi) -> None:

@@ -12,7 +12,7 @@ from sluice_contract.config.sizing import PlannedConfig
 
 from sluice_runtime.engine.build import Engine
 from sluice_runtime.engine.device import allocation
-from sluice_runtime.engine.graphs import Capture, CudaCapture, DecodeGraphs, graph_batches
+from sluice_runtime.engine.graphs import Capture, CudaCapture, graph_batches
 from sluice_runtime.engine.sizing.host import collect_garbage_rarely
 from sluice_runtime.engine.warm_up import warm_up
 from sluice_runtime.errors import OutOfMemoryError
@@ -65,10 +65,8 @@ def capture_graphs(
     heads = pool.shape.kv_heads * (model.spec.heads // model.spec.kv_heads)
     captured = f"{len(batches)} decode batches of up to {batches[-1]} rows"
     with allocation("CUDA graphs", captured, SETTING):
-        graphs = DecodeGraphs(pool, model.spec.hidden_size, batches)
         wrappers = model.backend.graph_wrappers(pool, heads)
         if model.adapters is not None:
             model.adapters.use_all()
-        graphs.capture(model.hidden, wrappers.wrapper, begin_capture())
-    engine.runner.replay(graphs)
+        engine.runner.capture(batches, wrappers.wrapper, begin_capture())
     _log.info("CUDA graphs: %s", captured)

@@ -42,13 +42,19 @@ class RowTable:
         self.page_size = pool.page_size
         self.pages: Numbers = np.full((rows, max_pages), pool.padding_page, np.int64)
         """Page table [rows, max_pages] on the host."""
+        self._flat_pages = self.pages.ravel()
         self.page_table = device.mirror(self.pages)
         """Page table on the device, as of the last `send`."""
+        self._flat_page_table = self.page_table.view(-1)
         self.lengths: Numbers = np.zeros(rows, np.int64)
         """Tokens of each row in the pool."""
-        self.last_tokens = torch.zeros(rows, dtype=torch.int64, device=device.place)
+        self.last_tokens = torch.zeros(rows + 1, dtype=torch.int64, device=device.place)
         """Last sampled token of each row, on the device: not in the pool yet, the input of a decode
-        step."""
+        step. One more, for a graph's rows of padding, which are row `rows`."""
+        self._decoding: tuple[tuple[int, ...], Numbers] = (), column(())
+        self._set_places: list[int] = []
+        self._set_values: list[int] = []
+        """Places of the page table, and pages, that the batch sets; the last of a place counts."""
         self._changed: list[Numbers] = []
         """Places in the page table that the device lacks."""
         self._known_tokens: dict[int, int] = {}
@@ -74,27 +80,41 @@ class RowTable:
             first = self._page_counts[appended.row]
             self._set_pages(appended.row, first, appended.page_ids)
             self._page_counts[appended.row] = first + len(appended.page_ids)
+        self._store_pages()
         # Some backends read a row's last page before it is full; no other page is read before it is
         # full.
         if self._clears_pages:
             self._clear_last_pages(batch, resumed)
+
+    def decoding(self, rows: tuple[int, ...]) -> RowNumbers:
+        """Numbers of a step in which these rows decode. Most steps decode the rows of the step
+        before."""
+        if rows != self._decoding[0]:
+            self._decoding = rows, column(rows)
+        numbers = self._decoding[1]
+        return RowNumbers(numbers, np.arange(len(rows) + 1), self.lengths[numbers] + 1)
 
     def send(self) -> None:
         """Brings the device up to date. Updates that failed for lack of memory remain for the next
         call."""
         if not (self._changed or self._known_tokens or self._to_clear):
             return
-        # A place may occur twice, which does no harm: both get its present value.
-        places = np.concatenate(self._changed) if self._changed else column(())
-        known = self._known_tokens
-        columns = (places, self.pages.ravel()[places], column(known), column(known.values()))
-        at, pages, rows, tokens, cleared = self._device.upload((*columns, column(self._to_clear)))
+        columns: list[Numbers] = []
         if self._changed:
-            self.page_table.view(-1).index_copy_(0, at, pages)
-        if known:
-            self.last_tokens.index_copy_(0, rows, tokens)
+            # A place may occur twice, which does no harm: both get its present value.
+            places = np.concatenate(self._changed)
+            columns += places, self._flat_pages[places]
+        if known := self._known_tokens:
+            columns += column(known), column(known.values())
         if self._to_clear:
-            self._pool.clear(cleared)
+            columns.append(column(self._to_clear))
+        sent = iter(self._device.upload(columns))
+        if self._changed:
+            self._flat_page_table.index_copy_(0, next(sent), next(sent))
+        if known:
+            self.last_tokens.index_copy_(0, next(sent), next(sent))
+        if self._to_clear:
+            self._pool.clear(next(sent))
         self._changed, self._known_tokens, self._to_clear = [], {}, []
 
     def _clear_last_pages(self, batch: Batch, resumed: set[int]) -> None:
@@ -119,10 +139,19 @@ class RowTable:
         self.lengths[row] = 0
 
     def _set_pages(self, row: int, first: int, page_ids: tuple[int, ...]) -> None:
-        end = first + len(page_ids)
-        self.pages[row, first:end] = page_ids
+        begin = row * self.pages.shape[1] + first
+        self._set_places += range(begin, begin + len(page_ids))
+        self._set_values += page_ids
+
+    def _store_pages(self) -> None:
+        """Writes the pages that were set, in one operation."""
+        if not self._set_places:
+            return
+        places = np.array(self._set_places)
+        self._flat_pages[places] = self._set_values
         if self._device.asynchronous:
-            self._changed.append(np.arange(first, end) + row * self.pages.shape[1])
+            self._changed.append(places)
+        self._set_places, self._set_values = [], []
 
 
 def column(values: Iterable[int]) -> Numbers:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from sluice_runtime.engine.device import Device, Fetched, allocation
-from sluice_runtime.engine.graphs import DecodeGraphs
+from sluice_runtime.engine.graphs import Capture, DecodeGraphs, GraphParts, StagedStep
 from sluice_runtime.engine.rows import (
     HostInputs,
     RowState,
@@ -33,6 +33,7 @@ from sluice_runtime.engine.sampling.masks import keep_to_grammars
 from sluice_runtime.engine.sampling.penalties import DraftsBefore
 from sluice_runtime.errors import StepOutOfMemoryError
 from sluice_runtime.kv.pool import PagePool
+from sluice_runtime.layers.attention import GraphAttention, GraphRows
 from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.scheduler.batch import NO_TOKEN, Batch, ForwardMode, SampledTokens
 from sluice_runtime.wire.messages import TokenLogprob
@@ -103,25 +104,42 @@ class Runner:
             self._adapters.apply(batch)
         if self._matchers.used:
             self._matchers.follow(batch)
-        host = host_inputs(batch, self._rows)
-        tokens, logits = len(host.token_ids), len(host.sampled_tokens)
+        staged = self._staged(batch)
+        if staged is not None:
+            numbers, compute = staged.numbers, partial(self._replay, batch, staged)
+        else:
+            host = host_inputs(batch, self._rows)
+            numbers, compute = host.rows, partial(self._compute, batch, host)
+        tokens, logits = int(numbers.begins[-1]), len(batch.sampling_rows)
         tensors = f"activations of {tokens} tokens and logits of {logits} rows"
         try:
             with allocation(f"{batch.mode} step", tensors, STEP_SETTINGS, StepOutOfMemoryError):
-                read = self._compute(batch, host)
+                read = compute()
         except StepOutOfMemoryError as error:
             if self._model.group.size > 1:
                 raise  # other ranks may have had enough memory, and wait for this one
             read = self._without_memory(batch, str(error))
         # Also after a step without memory: a batch launched ahead may use the rows until they are
         # dropped.
-        self._rows.lengths[host.rows.rows] = host.rows.contexts
+        self._rows.lengths[numbers.rows] = numbers.contexts
         self._last = LaunchedStep(read)
         return self._last
 
-    def replay(self, graphs: DecodeGraphs) -> None:
-        """Replays `graphs`, which captured this runner's model and pool, for steps that they
-        cover."""
+    def capture(
+        self,
+        batches: tuple[int, ...],
+        attention: Callable[[GraphRows], GraphAttention],
+        capture: Capture,
+    ) -> None:
+        """Captures graphs of these batch sizes, ascending, and replays them from now on for steps
+        that they cover. Needs a backend with graphs."""
+        model, rows = self._model, self._rows
+        assert model.backend.decode_inputs is not None
+        sample = self._sample_whole if self._sampling.by_kernel else None
+        parts = GraphParts(model.hidden, attention, model.backend.decode_inputs, sample)
+        sizes = model.spec.hidden_size, batches
+        graphs = DecodeGraphs(self._pool, *sizes, self._device, rows.last_tokens)
+        graphs.capture(parts, capture)
         self._graphs = graphs
 
     def follow_with(self, head: EagleDrafts) -> None:
@@ -149,6 +167,30 @@ class Runner:
             yield
         finally:
             self._model = model
+
+    def _staged(self, batch: Batch) -> StagedStep | None:
+        """The rows of a decode step that graphs compute from last tokens to next ones; None: the
+        step or one of its rows needs more."""
+        graphs = self._graphs
+        if graphs is None or not graphs.samples or batch.mode is not ForwardMode.DECODE:
+            return None
+        # An added row, which another engine has computed, may need more.
+        if batch.added_rows or batch.draft_rows or not self._sampling.plain:
+            return None
+        if self._on_logits is not None or self._head is not None:
+            return None
+        return graphs.staged(self._rows.decoding(batch.decode_rows))
+
+    def _replay(self, batch: Batch, step: StagedStep) -> Callable[[], SampledTokens]:
+        """Launches a decode step's graphs; returns a function that reads its results."""
+        assert self._graphs is not None
+        self._sampling.apply(batch)
+        self._rows.send()
+        if self._adapters is not None:
+            self._adapters.use(step.numbers)
+        tokens = self._graphs.decode(step, self._rows.page_table)
+        fetched = self._device.fetch([tokens])
+        return partial(_results, batch, fetched, self._accepting(batch.decode_rows))
 
     def _compute(self, batch: Batch, host: HostInputs) -> Callable[[], SampledTokens]:
         """Launches all of the step; returns a function that reads its results."""
@@ -192,9 +234,11 @@ class Runner:
         """Hidden states [n, h], from a CUDA graph if one fits the step."""
         if self._head is not None:
             return self._head.model_hidden(self._model, inputs, self._pool)
-        step, pool = (inputs.token_ids, inputs.positions), self._pool
-        hidden = self._graphs.hidden(*step, inputs.layout) if self._graphs else None
-        return self._model.hidden(*step, pool, inputs.layout) if hidden is None else hidden
+        token_ids, layout = inputs.token_ids, inputs.layout
+        hidden = self._graphs.hidden(token_ids, layout) if self._graphs else None
+        if hidden is None:
+            hidden = self._model.hidden(token_ids, inputs.positions, self._pool, layout)
+        return hidden
 
     def _follow(self, batch: Batch, host: HostInputs, inputs: StepInputs, tokens: Tensor) -> None:
         """Runs the draft head. Called after the step's results were sent, so that they do not wait
@@ -243,6 +287,20 @@ class Runner:
         # next batch.
         self._rows.last_tokens.index_copy_(0, inputs.sampled_rows, tokens.clamp(min=0))
         return tokens, step_logprobs
+
+    def _sample_whole(self, hidden: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
+        """Draws and keeps the tokens of rows that ask for nothing special: hidden [b, h]; rows, and
+        positions of the tokens: [b] int32 → [b]. Graphs capture it, so it allocates no more when it
+        runs again."""
+        logits, group = self._model.head_logits(hidden), self._model.group
+        if group.rank > 0:
+            tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+        else:
+            tokens = self._sampling.draw_rows(logits, rows, positions)
+        if group.size > 1:
+            tokens = group.from_first(tokens)
+        self._rows.last_tokens.index_copy_(0, rows.long(), tokens.clamp(min=0))
+        return tokens
 
     def _drawn(self, host: HostInputs, logits: Tensor, drafts: DraftsBefore | None) -> Tensor:
         """Draws tokens: [m, vocabulary] → [m]. Only the first rank draws; others allocate memory

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -39,6 +38,26 @@ class RowNumbers:
         """Pages that hold each row's context [r]."""
         return -(-self.contexts // page_size)
 
+    def of_single_tokens(self) -> RowNumbers:
+        """Numbers in which each token is a decode row of its own. Results are equal, because a
+        layer stores all tokens' keys and values before it attends; but each token then reads its
+        whole context."""
+        counts, places = np.diff(self.begins), np.arange(int(self.begins[-1]) + 1)
+        contexts = places[1:] + (self.contexts - self.begins[1:]).repeat(counts)
+        return RowNumbers(self.rows.repeat(counts), places, contexts)
+
+
+@dataclass(frozen=True)
+class GraphRows:
+    """Rows of one token each, on the device, where graphs find them in each replay: int32."""
+
+    indptr: Tensor
+    """[rows + 1] row i's pages are [indptr[i], indptr[i + 1]) of `indices`."""
+    indices: Tensor
+    """[any]"""
+    last_page_len: Tensor
+    """[rows] tokens in each row's last page."""
+
 
 class GraphAttention(Protocol):
     """Attention of steps of `batch` rows of one token, planned in buffers that never move.
@@ -49,12 +68,8 @@ class GraphAttention(Protocol):
 
     batch: int
 
-    def holds(self, layout: TokenLayout) -> bool:
-        """Whether a step's rows and pages fit."""
-        ...
-
-    def plan(self, layout: TokenLayout | None) -> None:
-        """Plans for a decode step for which `holds` is true; None: padding only."""
+    def plan(self, indptr: Tensor, last_page_len: Tensor) -> None:
+        """Plans for the rows that its `GraphRows` will hold: [batch + 1], [batch], on the host."""
         ...
 
     def run(
@@ -87,26 +102,6 @@ class TokenLayout:
     planned: GraphAttention | None = None
     """Attention that has already planned for these rows, because planning cannot be captured in a
     graph; None: not planned."""
-
-    def of_single_tokens(self) -> TokenLayout:
-        """Layout in which each token is a decode row of its own. Results are equal, because a layer
-        stores all tokens' keys and values before it attends; but each token then reads its whole
-        context."""
-        numbers = self.numbers
-        counts, tokens = np.diff(numbers.begins), int(numbers.begins[-1])
-        places = np.arange(tokens + 1)
-        contexts = places[:-1] + 1 + (numbers.contexts - numbers.begins[1:]).repeat(counts)
-        apart = RowNumbers(numbers.rows.repeat(counts), places, contexts)
-        begins = torch.arange(tokens + 1, device=self.begins.device)
-        row_of_token = torch.repeat_interleave(self.begins.diff(), output_size=tokens)
-        return replace(
-            self,
-            rows=self.rows[row_of_token],
-            begins=begins,
-            contexts=begins[1:] + (self.contexts - self.begins[1:])[row_of_token],
-            extends=0,
-            numbers=apart,
-        )
 
     def after_row(self, rows: int) -> tuple[TokenLayout, TokenLayout]:
         """Layouts of the first `rows` rows, which extend, and of the other rows, each as if it were

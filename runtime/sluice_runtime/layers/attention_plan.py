@@ -81,16 +81,6 @@ def plan_rows(
     )
 
 
-def padded(plan: AttentionPlan, rows: int) -> AttentionPlan:
-    """`plan` with rows of one query and one page of one token at its end, up to `rows` rows."""
-    more = np.arange(1, rows - plan.rows + 1, dtype=np.int32)
-    return AttentionPlan(
-        qo_indptr=np.append(plan.qo_indptr, plan.qo_indptr[-1] + more),
-        kv_indptr=np.append(plan.kv_indptr, plan.kv_indptr[-1] + more),
-        last_page_len=np.append(plan.last_page_len, np.ones_like(more)),
-    )
-
-
 def parts_of(
     numbers: RowNumbers, extends: int, page_size: int, group: int, kernels: PrefillKernels
 ) -> tuple[PlanPart, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import torch
 from sluice_contract.base import ConfigError
@@ -47,6 +47,9 @@ from sluice_runtime.layers.rope import Angles
 from sluice_runtime.layers.stack import LayerShape, LayerStack, LayerWeights
 from sluice_runtime.layers.stacks import Operators, PlainStack, ShardedStack
 
+RowSampler = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""Function: (logits, rows, positions, reals, wholes) → tokens."""
+
 
 @dataclass(frozen=True)
 class Backend:
@@ -60,12 +63,14 @@ class Backend:
     to_float: Callable[[Tensor], Tensor]
     draw: Callable[[Tensor, Draws | None], Tensor]
     """Draws tokens: see `layers.draw.draw`."""
-    sample_rows: Callable[[Tensor, Tensor], Tensor] | None = None
+    sample_rows: RowSampler | None = None
     """Kernel that restricts and draws at once, without scratch memory: see
     `sluice_kernels.reference.sample_rows`. None: several operations, including `draw`, do it."""
     graph_wrappers: Callable[[PagePool, int], GraphWrappers] | None = None
     """Function of a pool and a number of query heads that makes attention which graphs can capture;
     None: unsupported."""
+    decode_inputs: Callable[..., None] | None = None
+    """Kernel that makes the inputs of such graphs: see `sluice_kernels.reference.decode_inputs`."""
 
 
 class NativeAttention:
@@ -179,19 +184,19 @@ def with_pages(backend: Backend, setting: KvCacheDtype) -> Backend:
     )
 
 
-def _row_sampler(device: torch.device) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """The kernel that samples rows, on NVIDIA's GPUs; None elsewhere."""
+def _row_kernels(device: torch.device) -> dict[str, Any]:
+    """The kernels for rows, by field of a backend, on NVIDIA's GPUs; none elsewhere."""
     if device.type != "cuda" or torch.version.hip is not None:
-        return None
+        return {}
     # Imported only with a GPU, for which it registers operators.
     from sluice_kernels.triton import operators
 
-    return operators.sample_rows
+    return {"sample_rows": operators.sample_rows, "decode_inputs": operators.decode_inputs}
 
 
 def _torch(device: torch.device, _: Prefill) -> Backend:
-    sampler = _row_sampler(device)
-    return TORCH if sampler is None else replace(TORCH, sample_rows=sampler)
+    kernels = _row_kernels(device)
+    return replace(TORCH, **kernels) if kernels else TORCH
 
 
 def flashinfer_backend(device: torch.device, prefill: Prefill) -> Backend:
@@ -207,8 +212,8 @@ def flashinfer_backend(device: torch.device, prefill: Prefill) -> Backend:
         reads_whole_pages=False,
         to_float=Tensor.float,
         draw=draw,
-        sample_rows=_row_sampler(device),
         graph_wrappers=partial(GraphWrappers, library, target),
+        **_row_kernels(device),
     )
 
 

@@ -96,8 +96,12 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits: [m, h] → [m, vocabulary], float32."""
+        return self.backend.to_float(self.head_logits(hidden))
+
+    def head_logits(self, hidden: Tensor) -> Tensor:
+        """Logits as the head computes them, in `dtype`: [m, h] → [m, vocabulary]."""
         normed = self.backend.operators.rms_norm(hidden, self.norm, self.spec.norm_eps)
-        return self.backend.to_float(self._joined(self.head(normed)))
+        return self._joined(self.head(normed))
 
     def embedded(self, token_ids: Tensor) -> Tensor:
         """Inputs of the first layer: [n] → [n, h]."""
@@ -118,9 +122,11 @@ class Decoder:
         """Logits of all ranks: [m, this rank's share] → [m, vocabulary]."""
         if self.group.size == 1:
             return logits
-        padded = F.pad(logits, (0, self._share - logits.shape[1]))
-        joined = self.group.join(padded)[:, : self.spec.vocabulary_size]
-        return joined.contiguous()  # contiguous, because sampling writes into flat views
+        if lacking := self._share * self.group.size - self.spec.vocabulary_size:
+            logits = F.pad(logits, (0, self._share - logits.shape[1]))
+        joined = self.group.join(logits)
+        # Contiguous, because sampling writes into flat views.
+        return joined[:, :-lacking].contiguous() if lacking else joined
 
     @property
     def _share(self) -> int:

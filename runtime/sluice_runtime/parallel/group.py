@@ -89,9 +89,10 @@ class TorchGroup:
         return x
 
     def join(self, part: Tensor) -> Tensor:
-        parts = [torch.empty_like(part) for _ in range(self.size)]
-        dist.all_gather(parts, part.contiguous())
-        return torch.cat(parts, dim=-1)
+        rows, width = part.shape
+        parts = part.new_empty((self.size * rows, width))
+        dist.all_gather_into_tensor(parts, part.contiguous())
+        return parts.view(self.size, rows, width).transpose(0, 1).flatten(1)
 
     def from_first(self, x: Tensor) -> Tensor:
         dist.broadcast(x, src=0)

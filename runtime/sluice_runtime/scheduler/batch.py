@@ -74,6 +74,8 @@ class RowAdded(msgspec.Struct, frozen=True, array_like=True):
     """Key of the adapter that all of its tokens are computed with; empty: none."""
     adapter_folder: str = ""
     """Folder of the adapter's files."""
+    has_grammar: bool = False
+    """Whether its tokens are drawn by masks, which the first rank alone has."""
 
 
 class PagesReplaced(msgspec.Struct, frozen=True, array_like=True):

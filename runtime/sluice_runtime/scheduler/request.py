@@ -66,6 +66,7 @@ class Request:
     """Folder of the adapter's files."""
     namespace: tuple[str, ...] = ("",)
     """Requests share cached prefixes within one namespace only."""
+    has_grammar: bool = False
     logprobs: int = -1
     prompt_logprobs: int = -1
     """Number of most probable tokens to report with each prompt token, as in `Generate`; -1 once
@@ -202,6 +203,7 @@ def request_from(message: Generate, max_tokens: int, adapter_folder: str = "") -
         waiting_since_seconds=message.arrival_seconds + message.waited_seconds,
         adapter=message.adapter,
         adapter_folder=adapter_folder,
+        has_grammar=message.grammar is not None,
         namespace=(message.cache_salt, message.adapter),
         key=key_of(message.token_ids),
         logprobs=message.logprobs,
@@ -265,6 +267,7 @@ def row_added(request: Request) -> RowAdded:
         last_token=request.token_ids[-1] if request.phase is Phase.RUNNING else NO_TOKEN,
         adapter=request.adapter,
         adapter_folder=request.adapter_folder,
+        has_grammar=request.has_grammar,
     )
 
 

@@ -333,7 +333,7 @@ class StepResult(WireMessage, frozen=True):
     deltas: list[TokenDelta]
     load: Load
     predicted_seconds: float = 0.0
-    """Predicted duration of the step; 0 without a prediction."""
+    """Predicted duration of the step; 0 without a prediction, or if `load` is repeated."""
 
 
 class Heartbeat(WireMessage, frozen=True):

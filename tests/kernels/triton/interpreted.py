@@ -17,12 +17,14 @@ from typing import Any, Final
 import torch
 from sluice_kernels import reference
 from sluice_kernels.triton import calls
+from sluice_runtime.engine.sampling import draw
 
 from tests.kernels.triton.sampled_rows import (
     KINDS,
     assert_sampled,
     parameters_of_kind,
     rows_of_kind,
+    tables_of,
 )
 
 LAYERS, PAGES, PAGE = 3, 6, 4
@@ -86,8 +88,51 @@ def sampled(kind: str, dtype: torch.dtype, vocabulary: int, block: int) -> None:
     logits = rows_of_kind(kind, vocabulary, 5).to(dtype)
     parameters = parameters_of_kind(kind, vocabulary, len(logits))
     tokens = torch.full((len(logits),), 7)
-    run(replace(calls.sample_rows(logits, parameters, tokens), constants={"BLOCK": block}))
+    call = calls.sample_rows(logits, *tables_of(parameters), tokens)
+    run(replace(call, constants={"BLOCK": block}))
     assert_sampled(tokens, logits, parameters)
+
+
+def hashed() -> None:
+    """Seeds and positions of all sizes give the host's numbers, bit for bit."""
+    from tests.kernels.triton.uniform_numbers import uniform_numbers
+
+    torch.manual_seed(0)
+    edges = [0, 1, -1, 2**63 - 1, -(2**63), 1 << 31]
+    seeds = torch.cat((torch.tensor(edges), torch.randint(-(2**63), 2**63 - 1, (60,))))
+    positions = torch.randint(0, 2**31 - 1, (len(seeds),), dtype=torch.int32)
+    uniforms = torch.zeros(len(seeds), dtype=torch.float64)
+    uniform_numbers[len(seeds),](seeds, positions, uniforms)
+    wanted = draw.uniform(seeds.numpy(), positions.long().numpy())
+    assert uniforms.numpy().tobytes() == wanted.tobytes()
+    assert torch.equal(uniforms, reference.uniforms(seeds, positions.long()))
+
+
+def decoded(contexts: list[int], batch: int, page_size: int, block: int) -> None:
+    """Rows anywhere in the table, then padding; what a row has not is poison."""
+    torch.manual_seed(batch)
+    table_rows, most, padding = 2 * batch, -(-max(contexts) // page_size) + 2, 99
+    rows = torch.full((batch,), table_rows, dtype=torch.int32)
+    rows[: len(contexts)] = torch.randperm(table_rows)[: len(contexts)].int()
+    lengths = torch.ones(batch, dtype=torch.int32)
+    lengths[: len(contexts)] = torch.tensor(contexts)
+    counts = (lengths + page_size - 1) // page_size
+    indptr = torch.cat((torch.zeros(1), counts.cumsum(0))).int()
+    table = torch.randint(0, padding, (table_rows, most))
+    last_tokens = torch.arange(table_rows + 1) + 1000
+
+    def written() -> Any:
+        columns = [torch.full((batch,), -5) for _ in range(4)]
+        return [*columns, torch.full((int(indptr[-1]) + 3,), -5, dtype=torch.int32)]
+
+    read, ours, theirs = (rows, lengths, indptr, table, last_tokens), written(), written()
+    arguments: tuple[Any, ...] = (*read, *ours, page_size, padding)
+    run(replace(calls.decode_inputs(*arguments), constants={"BLOCK": block}))
+    wanted: tuple[Any, ...] = (*read, *theirs, page_size, padding)
+    reference.decode_inputs(*wanted)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert torch.equal(mine, other), (mine, other)
+    assert ours[4][-3:].tolist() == [-5] * 3, "only the listed pages are written"
 
 
 def cases() -> Iterator[tuple[str, Case]]:
@@ -100,6 +145,11 @@ def cases() -> Iterator[tuple[str, Case]]:
     sizes = zip(WITHIN, ((600, 256), (64, 16), (259, 512)), strict=True)
     for (dtype, size), kind in itertools.product(sizes, KINDS):
         yield f"sample_rows-{dtype}-{kind}", partial(sampled, kind, dtype, *size)
+    yield "uniform_at", hashed
+    for contexts, batch in (([1], 1), ([16, 17, 1, 90], 4), ([5, 64], 8)):
+        for block in (2, 128):
+            name = f"decode_inputs-{len(contexts)}-of-{batch}-{block}"
+            yield name, partial(decoded, contexts, batch, 16, block)
 
 
 def outcome(case: Case) -> str | None:

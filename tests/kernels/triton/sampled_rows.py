@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from sluice_kernels import reference
@@ -13,6 +13,64 @@ WITHIN: Final = 2e-6
 """Of the mass: a kernel that computes in float32 may take the token next to an edge so near."""
 KINDS: Final = ("plain", "equal", "masked", "peaked", "wide", "strange", "steps")
 _UNIFORMS, _TOP_P = 1, 2
+_WORD: Final = 1 << 64
+_GOLDEN: Final = 0x9E3779B97F4A7C15
+
+
+class Tables(NamedTuple):
+    """What a kernel is handed of `parameters_of_kind`: see `reference.sample_rows`."""
+
+    rows: Tensor
+    positions: Tensor
+    reals: Tensor
+    wholes: Tensor
+
+
+def tables_of(parameters: Tensor) -> Tables:
+    """[5, m] → tables of twice as many rows, in another order, with seeds that give the uniforms of
+    `parameters` exactly."""
+    temperatures, uniforms, top_p, min_p, top_k = parameters.cpu()
+    m = len(uniforms)
+    rows = (torch.randperm(m) * 2 + 1).int()
+    positions = torch.randint(1, 1 << 20, (m,), dtype=torch.int32)
+    seeds = [
+        seed_of(int(uniform * 2.0**53) << 11, position)
+        for uniform, position in zip(uniforms.tolist(), positions.tolist(), strict=True)
+    ]
+    reals, wholes = torch.full((3, 2 * m), math.nan).double(), torch.full((2, 2 * m), -7)
+    reals[:, rows.long()] = torch.stack((temperatures, top_p, min_p))
+    wholes[:, rows.long()] = torch.stack((top_k.long(), torch.tensor(seeds)))
+    return Tables(*(each.to(parameters.device) for each in (rows, positions, reals, wholes)))
+
+
+def seed_of(word: int, position: int) -> int:
+    """The seed, as int64, whose hash with `position` is `word`."""
+    seed = _unmixed(_unmixed(word) ^ _mixed((position + _GOLDEN) % _WORD))
+    return seed - _WORD if seed >= _WORD // 2 else seed
+
+
+_FACTORS: Final = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+
+
+def _mixed(value: int) -> int:
+    for bits, factor in zip((30, 27), _FACTORS, strict=True):
+        value = (value ^ value >> bits) * factor % _WORD
+    return value ^ value >> 31
+
+
+def _unmixed(value: int) -> int:
+    value = _unshifted(value, 31)
+    for bits, factor in zip((27, 30), reversed(_FACTORS), strict=True):
+        value = _unshifted(value * pow(factor, -1, _WORD) % _WORD, bits)
+    return value
+
+
+def _unshifted(value: int, bits: int) -> int:
+    """x of x ^ x >> bits."""
+    found = value
+    for _ in range(64 // bits):
+        found = value ^ found >> bits
+    return found
 
 
 def rows_of_kind(kind: str, vocabulary: int, rows: int) -> Tensor:
@@ -39,7 +97,7 @@ def rows_of_kind(kind: str, vocabulary: int, rows: int) -> Tensor:
 
 
 def parameters_of_kind(kind: str, vocabulary: int, rows: int) -> Tensor:
-    """[5, rows] of such rows; see `reference.sample_rows`."""
+    """[5, rows] of such rows; see `reference.sample_columns`."""
     columns: list[list[float]] = [
         [1.0, 0.6, 0.0, 1.7, 1.0, 0.02],
         [0.0, math.nextafter(1.0, 0.0), *torch.rand(15).tolist()],
@@ -57,7 +115,7 @@ def parameters_of_kind(kind: str, vocabulary: int, rows: int) -> Tensor:
 
 def assert_sampled(tokens: Tensor, logits: Tensor, parameters: Tensor) -> None:
     """tokens: [m], as the reference has them, or as it has them WITHIN a little more or less."""
-    right = tokens == reference.sample_rows(logits, parameters)
+    right = tokens == reference.sample_columns(logits, parameters)
     to_the_end = parameters[_UNIFORMS] + WITHIN >= 1
     for top_p in (-WITHIN, 0.0, WITHIN):
         first, last = (_nearby(logits, parameters, top_p, uniform) for uniform in (-WITHIN, WITHIN))
@@ -74,4 +132,4 @@ def _nearby(logits: Tensor, parameters: Tensor, top_p: float, uniform: float) ->
     nearby[_UNIFORMS] = (nearby[_UNIFORMS] + uniform).clamp(0, math.nextafter(1.0, 0.0))
     restricted = nearby[_TOP_P] < 1
     nearby[_TOP_P][restricted] = (nearby[_TOP_P] + top_p).clamp(0, 1)[restricted]
-    return reference.sample_rows(logits, nearby)
+    return reference.sample_columns(logits, nearby)

@@ -35,8 +35,19 @@ def rotary_call(
 def sample_call(
     dtype: torch.dtype = torch.float32, vocabulary: int = 160, device: str = "meta"
 ) -> calls.Call:
+    number = torch.zeros(TOKENS, dtype=torch.int32, device=device)
+    reals = torch.zeros(3, 2 * TOKENS, dtype=torch.float64, device=device)
+    wholes = torch.zeros(2, 2 * TOKENS, dtype=torch.int64, device=device)
+    tokens = torch.zeros(TOKENS, dtype=torch.int64, device=device)
     logits = torch.zeros(TOKENS, vocabulary, dtype=dtype, device=device)
-    parameters = torch.zeros(5, TOKENS, dtype=torch.float64, device=device)
-    return calls.sample_rows(
-        logits, parameters, torch.zeros(TOKENS, dtype=torch.int64, device=device)
-    )
+    return calls.sample_rows(logits, number, number, reals, wholes, tokens)
+
+
+def decode_call(device: str = "meta") -> calls.Call:
+    def int32(size: int) -> Tensor:
+        return torch.zeros(size, dtype=torch.int32, device=device)
+
+    table = torch.zeros(TOKENS, PAGES, dtype=torch.int64, device=device)
+    token = torch.zeros(TOKENS, dtype=torch.int64, device=device)
+    read = int32(TOKENS), int32(TOKENS), int32(TOKENS + 1), table, table.view(-1)[: TOKENS + 1]
+    return calls.decode_inputs(*read, token, token, token, token, int32(99), PAGE, PAGES)

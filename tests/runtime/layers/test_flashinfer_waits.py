@@ -11,7 +11,7 @@ import pytest
 import torch
 from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.layers import attention_flashinfer, flashinfer_graphs
-from sluice_runtime.layers.attention import RowNumbers, TokenLayout
+from sluice_runtime.layers.attention import GraphRows, RowNumbers, TokenLayout
 from sluice_runtime.layers.attention_flashinfer import FlashinferAttention
 from sluice_runtime.layers.flashinfer_graphs import GraphWrappers
 from sluice_runtime.layers.flashinfer_library import Target
@@ -120,8 +120,10 @@ def test_a_graphs_step_is_planned_without_waiting() -> None:
     """The first plan goes through the wrapper, later ones leave its buffers alone."""
     with fake_tensors():
         pool = PagePool(KvShape(2, 2, 64, torch.bfloat16), 64, 16, GPU)
-        wrapper = GraphWrappers(LIBRARY, HOPPER, pool, 8).wrapper(8)
-        wrapper.plan(None)
-        wrapper.plan(step(*STEPS["decode"]))
+        indptr, others = (torch.zeros(n, dtype=torch.int32, device=GPU) for n in (9, 8))
+        wrapper = GraphWrappers(LIBRARY, HOPPER, pool, 8).wrapper(GraphRows(indptr, others, others))
+        planned = torch.zeros(9, dtype=torch.int32), torch.ones(8, dtype=torch.int32)
+        wrapper.plan(*planned)
+        wrapper.plan(*planned)
     planned_by: Any = wrapper._wrapper
     assert planned_by.planned == ["plan", "fast"]

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from sluice_runtime.scheduler.batch import NO_TOKEN, Batch, ForwardMode, SampledTokens
 from sluice_runtime.scheduler.request_table import INITIAL_BETA
+from sluice_runtime.wire.messages import Grammar
 
 from tests.runtime.scheduler.building import Bench, request, settings_of
 from tests.runtime.scheduler.fake_runner import answer_to
@@ -198,3 +199,11 @@ def test_the_first_token_tells_how_long_its_request_waited_and_no_other_does() -
         told += [(delta.request_id, delta.queue_seconds) for delta in deltas]
         now += 1.0
     assert told == [("a", 2.0), ("a", None), ("b", 5.0)]  # three chunks, one token, then b
+
+
+def test_a_row_is_announced_with_whether_its_request_has_a_grammar() -> None:
+    bench = Bench(settings_of())
+    grammar = Grammar("regex", "a+", [1], "regex")
+    bench.add(request("plain", 5, 2), request("masked", 5, 2, grammar=grammar))
+    added = [row for batch in bench.run() for row in batch.added_rows]
+    assert {row.request_id: row.has_grammar for row in added} == {"plain": False, "masked": True}

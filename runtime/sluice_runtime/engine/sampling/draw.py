@@ -8,8 +8,9 @@ Features that no row asks for cost nothing. A row with logits that are not finit
 does not affect other rows. Knows no request and no model.
 
 Random numbers are a function of (seed, position) and of nothing else: not of the batch, the step,
-the process or the machine. The host computes them for every device, so the same request gives the
-same answer.
+the process or the machine. So the same request gives the same answer. Where a kernel samples, the
+rows' parameters are on the device too, in a table that changes only with the rows, and the kernel
+computes the numbers, bit for bit those of the host.
 
 top_k, top_p and min_p are each computed as the least logit that a token must have. This bound is
 one of the row's own logits, so equal logits are kept or left out together, and other rows do not
@@ -27,7 +28,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sluice_runtime.engine.device import Device, HostDevice, Marks, Real, Whole, upload_mixed
+from sluice_runtime.engine.device import (
+    Column,
+    Device,
+    HostDevice,
+    Marks,
+    Real,
+    Whole,
+    upload_mixed,
+)
 from sluice_runtime.engine.sampling.logprobs import Logprobs
 from sluice_runtime.engine.sampling.memory import rows_at_once
 from sluice_runtime.engine.sampling.penalties import (
@@ -74,15 +83,32 @@ class SamplingTable:
         self._device = device
         self._backend = backend
         self._at_once = rows_at_once(size.vocabulary)
-        self._parameters = ParameterTable(size.rows)
+        self._parameters = ParameterTable(size.rows, size.vocabulary)
+        self._on_device = (
+            DeviceParameters(self._parameters, device) if backend.sample_rows else None
+        )
         self._bias = LogitBias(size.rows, device)
         self._penalties = Penalties(size.rows, size.vocabulary, size.context_tokens, device)
         self._logprobs = Logprobs(device)
+        self._masked_rows: set[int] = set()
 
     @property
     def logprobs(self) -> Logprobs | None:
         """Logprobs of the rows; None while no row asks for any."""
         return self._logprobs if self._logprobs.rows else None
+
+    @property
+    def by_kernel(self) -> bool:
+        """Whether a kernel samples."""
+        return self._on_device is not None
+
+    @property
+    def plain(self) -> bool:
+        """Whether no row has a bias, a penalty, logprobs or a grammar: `draw_rows` draws what
+        `sample` does. All ranks say the same."""
+        return not (
+            self._bias.rows or self._penalties.rows or self._logprobs.rows or self._masked_rows
+        )
 
     def apply(self, batch: Batch) -> None:
         """Applies the batch's dropped rows, then its added rows."""
@@ -92,6 +118,16 @@ class SamplingTable:
             self._add(added)
         if self._penalties.rows:
             self._penalties.send()
+        if self._on_device is not None:
+            self._on_device.send()
+
+    def draw_rows(self, logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
+        """Draws tokens by the kernel, which may be captured in a graph. logits: [m, v]; rows, and
+        positions of the tokens: [m] int32 on the device → [m]. Row `size.rows` is padding."""
+        assert self._backend.sample_rows is not None
+        assert self._on_device is not None
+        tables = self._on_device.reals, self._on_device.wholes
+        return self._backend.sample_rows(logits, rows, positions, *tables)
 
     def sample(
         self,
@@ -149,9 +185,15 @@ class SamplingTable:
             penalised = self._penalties.penalised_rows(rows, positions, drafts)
         if penalised is not None:
             self._penalties.apply(logits, penalised)
+        return _Block(self._drawn(logits, rows, positions), penalised)
+
+    def _drawn(self, logits: Tensor, rows: Whole, positions: Whole) -> Tensor:
+        """Tokens [m], from the backend's kernel if it has one and any row draws."""
+        if self._on_device is not None and self._parameters.any_draws(rows):
+            return self.draw_rows(logits, *self._device.upload((int32(rows), int32(positions))))
         parameters = self._parameters.step_parameters(rows, positions)
-        tokens = sample_step_rows(logits, parameters, self._device, self._backend)
-        return _Block(tokens, penalised)
+        restricted = sampling_rows(parameters, logits.shape[1], self._device)
+        return sample(logits, restricted, self._backend)
 
     def _drop(self, row: int) -> None:
         if row in self._bias.rows:
@@ -160,6 +202,7 @@ class SamplingTable:
             self._penalties.drop(row)
         if row in self._logprobs.rows:
             self._logprobs.drop(row)
+        self._masked_rows.discard(row)
 
     def _add(self, added: RowAdded) -> None:
         row, sampling, prompt = added.row, added.sampling, added.prompt_tokens
@@ -171,8 +214,9 @@ class SamplingTable:
         if added.logprobs >= 0 or added.prompt_logprobs >= 0:
             self._logprobs.add(added)
         if sampling.penalises:
-            history = history_of(added)
-            self._penalties.add(row, sampling, history, prompt)
+            self._penalties.add(row, sampling, history_of(added), prompt)
+        if added.has_grammar:
+            self._masked_rows.add(row)
 
 
 @dataclass(frozen=True)
@@ -190,19 +234,27 @@ class RowParameters:
 
 
 class ParameterTable:
-    """Sampling parameters of `rows` rows."""
+    """Sampling parameters of `rows` rows, and of one more, which pads: it takes its most probable
+    token."""
 
-    def __init__(self, rows: int) -> None:
-        self._temperatures, self._top_ps, self._min_ps = np.zeros((3, rows))
-        self._top_ks, self._seeds = np.zeros((2, rows), np.int64)
+    def __init__(self, rows: int, vocabulary: int) -> None:
+        self._vocabulary = vocabulary
+        self.words: Whole = np.zeros((5, rows + 1), np.int64)
+        """All columns, [5, rows + 1]: three of float64's bits, then two of whole numbers."""
+        self._temperatures, self._top_ps, self._min_ps = self.words[:3].view(np.float64)
+        self._top_ks, self._seeds = self.words[3:]
+        self.changed: set[int] = set()
+        """Rows that were set since this was cleared."""
 
     def add(self, row: int, sampling: Sampling) -> None:
         """Sets a row's parameters; real numbers are rounded to float32, in which they are used."""
-        self._temperatures[row] = np.float32(sampling.temperature)
+        temperature = np.float32(sampling.temperature)
+        self._temperatures[row] = temperature if temperature >= GREEDY_BELOW else 0
         self._top_ps[row] = np.float32(sampling.top_p)
         self._min_ps[row] = np.float32(sampling.min_p)
-        self._top_ks[row] = sampling.top_k
+        self._top_ks[row] = min(sampling.top_k, self._vocabulary)
         self._seeds[row] = sampling.seed
+        self.changed.add(row)
 
     def any_draws(self, rows: Whole) -> bool:
         """Whether any of the rows does not take its most probable token."""
@@ -218,6 +270,30 @@ class ParameterTable:
             seed=self._seeds[rows],
             position=positions,
         )
+
+
+class DeviceParameters:
+    """The table of sampling parameters on the device, as of the last `send`."""
+
+    def __init__(self, table: ParameterTable, device: Device) -> None:
+        self._table = table
+        self._device = device
+        self._words = device.mirror(table.words)
+        self.reals = self._words[:3].view(torch.float64)
+        """[3, rows + 1]: temperatures (0: the most probable token), top_p, min_p."""
+        self.wholes = self._words[3:]
+        """[2, rows + 1]: top_k and seeds."""
+
+    def send(self) -> None:
+        """Brings the device up to date. An update that failed for lack of memory remains for the
+        next call."""
+        changed, words = self._table.changed, self._table.words
+        if changed and self._device.asynchronous:
+            rows = np.fromiter(changed, np.int64)
+            places = (np.arange(len(words))[:, None] * words.shape[1] + rows).ravel()
+            at, values = self._device.upload((places, words.ravel()[places]))
+            self._words.view(-1).index_copy_(0, at, values)
+        changed.clear()
 
 
 @dataclass(frozen=True)
@@ -264,23 +340,9 @@ class Restrictions:
     """Rows with a min_p."""
 
 
-def sample_step_rows(
-    logits: Tensor, rows: RowParameters, device: Device, backend: Backend
-) -> Tensor:
-    """Samples like `sample`, with the backend's kernel if it has one and any row draws."""
-    drawn = rows.temperature >= GREEDY_BELOW
-    vocabulary = logits.shape[1]
-    if backend.sample_rows is None or not drawn.any():
-        return sample(logits, sampling_rows(rows, vocabulary, device), backend)
-    columns = (
-        np.where(drawn, rows.temperature, 0),
-        uniform(rows.seed, rows.position),
-        rows.top_p,
-        rows.min_p,
-        rows.top_k.clip(max=vocabulary),
-    )
-    (parameters,) = upload_mixed(device, [np.concatenate(columns, dtype=np.float64)])
-    return backend.sample_rows(logits, parameters.view(len(columns), -1))
+def int32(numbers: Whole) -> Column:
+    """The numbers [m] as kernels take rows and positions."""
+    return numbers.astype(np.int32)
 
 
 def sample(logits: Tensor, rows: SamplingRows, backend: Backend = TORCH) -> Tensor:

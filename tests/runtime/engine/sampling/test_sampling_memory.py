@@ -128,8 +128,8 @@ def test_a_kernel_for_whole_rows_needs_blocks_for_penalties_alone(
     monkeypatch.setattr(memory, "WORK_AT_ONCE_BYTES", memory.WORK_BYTES * VOCABULARY * 5)
     rows: list[int] = []
 
-    def kernel(logits: torch.Tensor, parameters: torch.Tensor) -> torch.Tensor:
-        assert parameters.shape == (5, len(logits))
+    def kernel(logits: torch.Tensor, numbers: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        assert numbers.shape == (len(logits),)
         rows.append(len(logits))
         return torch.zeros(len(logits), dtype=torch.int64)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_kernels import reference
-from sluice_runtime.engine.device import CPU, Device, HostDevice
+from sluice_runtime.engine.device import CPU, Column, Device, HostDevice
 from sluice_runtime.engine.sampling.draw import SamplingTable, TableSize
 from sluice_runtime.engine.sampling.penalties import DraftsBefore, Penalties
 from sluice_runtime.layers.backend import TORCH, Backend
@@ -226,6 +228,51 @@ def test_a_kernel_for_whole_rows_draws_the_same(requests: list[Asked]) -> None:
     device = LateDevice()
     assert answers_on(device, requests, kernel) == answers_on(HostDevice(), requests)
     assert device.waited == 0
+
+
+def test_parameters_travel_when_rows_change_and_no_step_sends_them_again() -> None:
+    """A step sends two numbers a row."""
+    sent: list[int] = []
+
+    class Counted(LateDevice):
+        def upload(self, columns: Sequence[Column]) -> Sequence[torch.Tensor]:
+            sent.append(sum(column.nbytes for column in columns))
+            return super().upload(columns)
+
+    table = SamplingTable(SIZE, Counted(), replace(TORCH, sample_rows=reference.sample_rows))
+    asked = {row: Asked(Sampling(seed=row, top_p=0.9), [row], ()) for row in range(3)}
+    table.apply(deltas(added=tuple(asked[row].added(row) for row in asked)))
+    of_rows = len(asked) * 5 * 2 * 8  # five parameters, each with its place
+    assert sent == [of_rows]
+    for _ in range(2):
+        table.apply(deltas())
+        step(table, asked)
+    assert sent[1:] == [len(asked) * 2 * 4] * 2
+    table.apply(deltas(dropped=(0,)))
+    assert len(sent) == 3
+
+
+@pytest.mark.parametrize(
+    ("sampling", "asks"),
+    [
+        (Sampling(presence_penalty=0.1), {}),
+        (Sampling(logit_bias=[(1, 1.0)]), {}),
+        (Sampling(min_tokens=2), {"stop_token_ids": (4,)}),
+        (Sampling(), {"logprobs": 0}),
+        (Sampling(), {"has_grammar": True}),
+    ],
+)
+def test_rows_are_plain_while_none_asks_for_more_than_the_kernel_does(
+    sampling: Sampling, asks: dict[str, Any]
+) -> None:
+    """Ranks know of a grammar from the batch alone."""
+    table = SamplingTable(SIZE)
+    table.apply(deltas(added=(RowAdded(0, "plain", Sampling(top_p=0.5, top_k=3, min_p=0.1)),)))
+    assert table.plain
+    table.apply(deltas(added=(RowAdded(2, "special", sampling, 1, key_of([1]), **asks),)))
+    assert not table.plain
+    table.apply(deltas(dropped=(2,)))
+    assert table.plain
 
 
 def test_no_stop_token_is_drawn_before_its_time() -> None:
