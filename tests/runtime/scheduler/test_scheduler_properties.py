@@ -10,9 +10,11 @@ import pytest
 from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from sluice_runtime.scheduler.eviction import EVICTIONS
+from sluice_runtime.scheduler.host_tier import _digest, _last_digest
 from sluice_runtime.scheduler.pacing import LayerSplit
 from sluice_runtime.scheduler.policies import POLICIES
-from sluice_runtime.scheduler.prefix_cache import EVICTIONS
+from sluice_runtime.scheduler.prefix_cache import TOKEN_BYTES
 from sluice_runtime.scheduler.settings import HostPages
 
 from tests.examples import examples
@@ -171,6 +173,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         active = self.bench.scheduler._table.active()
         found = {request.adapter for request in active} - {""}
         assert len(found) <= self.bench.settings.max_adapters
+
+    @invariant()
+    def pages_are_hashed_by_all_tokens_up_to_them(self) -> None:
+        cache = self.bench.scheduler._kv._cache
+        width = self.bench.settings.page_size * TOKEN_BYTES
+        for node in cache.nodes() if cache.on_insert else ():
+            digest = _last_digest(node.parent) if node.digests else b""
+            for at, known in enumerate(node.digests[: len(node.page_ids)]):
+                digest = _digest(digest, node.key[at * width : (at + 1) * width])
+                assert known == digest
 
     @invariant()
     def answers_do_not_depend_on_batching(self) -> None:

@@ -12,6 +12,7 @@ from sluice_runtime.scheduler import host_tier
 from sluice_runtime.scheduler.batch import Batch, SampledTokens
 from sluice_runtime.scheduler.kv_allocator import PageAllocator
 from sluice_runtime.scheduler.ngram import NGramIndex
+from sluice_runtime.scheduler.prefix_cache import Node
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import HostPages
 from sluice_runtime.scheduler.speculation import Speculation
@@ -43,6 +44,7 @@ class Engine:
         self._count(monkeypatch, Speculation, "_candidates", len)
         self._count(monkeypatch, PageAllocator, "allocate", len)
         self._count(monkeypatch, host_tier, "_digest", lambda digest: 1)
+        self._count(monkeypatch, Node, "pack", lambda tokens: tokens)
 
     def _count(
         self, patch: pytest.MonkeyPatch, owner: Any, name: str, size: Callable[[Any], int]
@@ -110,3 +112,25 @@ def test_an_evicted_prompt_is_hashed_once_and_saved_in_parts(
     assert max(work["copies"] for work in steps) <= chunk_pages + 1
     assert max(work["_digest"] for work in steps) <= chunk_pages + 1
     assert max(work["allocate"] for work in steps) <= chunk_pages + 1
+
+
+@pytest.mark.parametrize("features", [{}, {"host_pages": HostPages(4096)}], ids=["plain", "host"])
+def test_answers_that_end_together_enter_the_tree_at_once_and_are_packed_in_parts(
+    features: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another answer runs on, so there are steps in which to do the rest."""
+    engine = Engine(monkeypatch, **features)
+    engine.add(request("last", 8, 600))
+    for number in range(REQUESTS):
+        engine.add(request(f"r{number}", range(100 * number, 100 * number + TAIL), 300))
+    steps = [work for batch, work in engine.run(340, 0.0) if batch]
+    step_pages = (2048 + 1024) // 4
+    assert sum(work["pack"] for work in steps) > REQUESTS * 280
+    assert max(work["pack"] for work in steps) <= step_pages * 4
+    assert max(work["_digest"] for work in steps) <= step_pages
+    if features:
+        assert sum(work["_digest"] for work in steps) >= REQUESTS * ((TAIL + 300) // 4 - 1)
+    engine.add(request("next", [*range(TAIL), *([7] * 290), 1], 2))
+    (batch, _), *_ = engine.run(1, 9.0)
+    assert batch is not None
+    assert batch.cached_tokens >= 300
