@@ -189,8 +189,8 @@ CACHE_MUTATIONS: Final = (
     Mutation(
         "sharing: salts wait for each other",
         "admission_bounds",
-        "return request.namespace, request.key[slice(*span)]",
-        'return "", request.key[slice(*span)]',
+        "return request.namespace, cached_pages, key",
+        'return "", cached_pages, key',
         ("test_scheduler_prefix",),
     ),
     Mutation(

@@ -11,6 +11,37 @@ RUNNING: Final = ("test_request_table",)
 
 STEP_MUTATIONS: Final = (
     Mutation(
+        "loop: a turn receives all prompts that have arrived",
+        "loop",
+        "left -= len(message.prompt_ids) + len(message.generated_ids)",
+        "pass",
+        ("test_loop",),
+        package="engine",
+    ),
+    Mutation(
+        "loop: it waits for messages while some wait for it",
+        "loop",
+        "if not self._idle or self._arrived:",
+        "if not self._idle:",
+        ("test_loop",),
+        package="engine",
+    ),
+    Mutation(
+        "loop: a role is left while messages wait",
+        "loop",
+        "self._role.busy or self._released or self._arrived)",
+        "self._role.busy or self._released)",
+        ("test_loop",),
+        package="engine",
+    ),
+    Mutation(
+        "admission: prefixes in flight are looked up without what is cached before them",
+        "admission_bounds",
+        "return request.namespace, cached_pages, key",
+        "return request.namespace, 0, key",
+        ("test_admission_bounds",),
+    ),
+    Mutation(
         "admission: the answer is not weighed",
         "admission",
         "- cached * self._page_size + answer",

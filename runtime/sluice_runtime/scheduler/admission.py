@@ -313,7 +313,7 @@ def _admit_waiting(
             result = adder.add(request, cached)
         if result is AdmitResult.CONTINUE:
             load_pages -= returning
-            prefixes.add(request)
+            prefixes.add(request, cached.pages)
             adapters.add(request)
         elif result is AdmitResult.TOO_LONG and skipped < MAX_SKIPPED:
             skipped += 1
