@@ -13,6 +13,30 @@ TRANSFER: Final = "handover/transfer"
 
 HANDOVER_MUTATIONS: Final = (
     Mutation(
+        "retraction: pages that a transfer uses are counted as free",
+        "retraction",
+        "if not in_transfer(victim):",
+        "if victim:",
+        ("test_retraction",),
+        package="scheduler",
+    ),
+    Mutation(
+        "retraction: a prompt that is read goes back to the queue",
+        "retraction",
+        "if prefilling and in_transfer(prefilling):",
+        "if False:",
+        ("test_retraction",),
+        package="scheduler",
+    ),
+    Mutation(
+        "preemption: rows whose pages a transfer uses make room",
+        "prefill_planner",
+        "running = [request for request in running if not self._kv.in_transfer(request)]",
+        "pass",
+        ("test_retraction",),
+        package="scheduler",
+    ),
+    Mutation(
         "an engine takes another role while others need it",
         "loop",
         "return not (requests or self._role.busy or",

@@ -366,6 +366,10 @@ class KvAllocator:
         self._leases.open(fence)
         request.transfers.add(fence)
 
+    def in_transfer(self, request: Request) -> bool:
+        """Whether a transfer uses the request's pages, so that they come free after it."""
+        return any(map(self._leases.is_open, request.transfers))
+
     def end_transfer(self, transfer: Fence) -> None:
         """Closes the fence of a transfer, which touches no page any more."""
         self._pass(_fence_of(transfer))

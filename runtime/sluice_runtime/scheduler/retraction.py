@@ -53,6 +53,7 @@ def plan_retraction(
     prefilling: Request | None,
     available_pages: int,
     page_size: int,
+    in_transfer: Callable[[Request], bool],
     *,
     others_hold: bool = False,
 ) -> RetractionPlan:
@@ -61,7 +62,8 @@ def plan_retraction(
 
     The last running request stays, and takes the pages of the request in prefill if necessary. If
     even that is not enough it is stuck, or goes back to the queue if others hold pages that they
-    will give back (`others_hold`).
+    will give back (`others_hold`). Pages that a transfer uses (`in_transfer`) come free after it,
+    so such requests go last, and a prompt that is read stays.
     """
     if len(running) <= available_pages:
         return RetractionPlan()
@@ -69,14 +71,20 @@ def plan_retraction(
     if needed_pages <= max(0, available_pages):
         return RetractionPlan()
     message = f"decode needs {needed_pages} pages, {available_pages} are free or cached"
-    order = sorted(running, key=_retraction_order)
-    candidates = [*order[:-1], *([prefilling] if prefilling else [])]
+    order = sorted(sorted(running, key=_retraction_order), key=in_transfer)
+    others_hold = others_hold or in_transfer(order[-1])
+    candidates = order[:-1]
+    if prefilling and in_transfer(prefilling):
+        others_hold = True
+    elif prefilling:
+        candidates.append(prefilling)
     victims: list[Request] = []
     unlocking = Unlocking()
     for victim in candidates:
         victims.append(victim)
-        available_pages += len(victim.page_ids) - lock_of(victim).pages + victim.reserved_pages
-        available_pages += unlocking.add(lock_of(victim))
+        if not in_transfer(victim):
+            available_pages += len(victim.page_ids) - lock_of(victim).pages + victim.reserved_pages
+            available_pages += unlocking.add(lock_of(victim))
         needed_pages -= victim is not prefilling and len(rows_needing_page([victim], page_size))
         if needed_pages <= available_pages:
             return RetractionPlan(tuple(victims), None, "PoolFull", message)

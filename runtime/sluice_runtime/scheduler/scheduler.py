@@ -265,14 +265,10 @@ class Scheduler:
     def _plan_retraction(self, now: float, launched: Sequence[Request]) -> RetractionPlan:
         """Plans victims for missing pages of the next decode step, else for a far more urgent
         request."""
-        running = self._table.running.ready()
-        plan = plan_retraction(
-            running,
-            self._table.prefilling,
-            self._kv.available_pages,
-            self._settings.page_size,
-            others_hold=bool(self._table.preallocated) or self._kv.has_leases,
-        )
+        table, kv, size = self._table, self._kv, self._settings.page_size
+        running, cut, pages = table.running.ready(), table.prefilling, kv.available_pages
+        held = bool(table.preallocated) or kv.has_leases
+        plan = plan_retraction(running, cut, pages, size, kv.in_transfer, others_hold=held)
         if plan.needed:
             return plan
         return self._planner.plan_preemption(now, running, launched)
