@@ -11,6 +11,27 @@ RUNNING: Final = ("test_request_table",)
 
 STEP_MUTATIONS: Final = (
     Mutation(
+        "admission: a step takes all who join over long cached prefixes",
+        "admission",
+        "if self._items and match.pages > self._rem_joined_pages:",
+        "if False:",
+        ("test_step_work",),
+    ),
+    Mutation(
+        "preallocation: all prompts that fit get their pages in one step",
+        "preallocation",
+        "if pages >= JOINED_PAGES:",
+        "if False:",
+        ("test_step_work",),
+    ),
+    Mutation(
+        "retraction: the whole prompt is packed again",
+        "request_table",
+        "request.key = request.key_of(0, len(request.token_ids))",
+        'request.key = b""; request.key = request.key_of(0, len(request.token_ids))',
+        ("test_step_work",),
+    ),
+    Mutation(
         "loop: a turn receives all prompts that have arrived",
         "loop",
         "left -= len(message.prompt_ids) + len(message.generated_ids)",

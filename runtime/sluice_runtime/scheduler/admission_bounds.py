@@ -35,6 +35,8 @@ from sluice_runtime.wire.messages import Generate, Refusal, TokenDelta
 
 CLAIM_SECONDS: Final = 5.0
 """Time that a request waits for an adapter slot before it claims one."""
+JOINED_PAGES: Final = 32_768
+"""Pages of cached prefixes, of all requests that join a step; a single request may have more."""
 WORTH_WAITING_TOKENS: Final = 32
 """Tokens by which a prefix in flight must exceed the cached prefix to be worth waiting for."""
 

@@ -41,6 +41,7 @@ from sluice_runtime.scheduler.prefill_planner import (
     PrefillPlanner,
     StepInFlight,
 )
+from sluice_runtime.scheduler.prefix_cache import key_of
 from sluice_runtime.scheduler.request import (
     Fence,
     Phase,
@@ -363,10 +364,8 @@ class Scheduler:
         request."""
         size, start = self._settings.page_size, item.start if item.match is None else 0
         pages = tuple(page_ids[start // size : pages_for(item.end, size)])
-        cached = tuple(item.request.token_ids[start : item.start])
-        chunk = FinishedChunk(
-            item.request.request_id, row, start, item.end, pages, cached + token_ids
-        )
+        tokens = item.request.key_of(start, item.start) + key_of(token_ids)
+        chunk = FinishedChunk(item.request.request_id, row, start, item.end, pages, tokens)
         self._finished_chunks.append(chunk)
 
     def _verified(
