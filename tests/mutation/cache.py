@@ -84,6 +84,13 @@ CACHE_MUTATIONS: Final = (
     Mutation(
         "tree: an answer that ends is packed in the step in which it ends",
         "prefix_cache",
+        "fits = pages <= self._left_pages",
+        "fits = True",
+        ("test_step_work",),
+    ),
+    Mutation(
+        "tree: the rest of an answer is packed in the next step",
+        "prefix_cache",
         "packed = node.pack(self._left_pages * self._page_bytes // TOKEN_BYTES)",
         "packed = node.pack(10**9)",
         ("test_step_work",),

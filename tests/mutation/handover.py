@@ -15,7 +15,7 @@ HANDOVER_MUTATIONS: Final = (
     Mutation(
         "retraction: pages that a transfer uses are counted as free",
         "retraction",
-        "if not in_transfer(victim):",
+        "if victim not in read:",
         "if victim:",
         ("test_retraction",),
         package="scheduler",
@@ -23,15 +23,15 @@ HANDOVER_MUTATIONS: Final = (
     Mutation(
         "retraction: a prompt that is read goes back to the queue",
         "retraction",
-        "if prefilling and in_transfer(prefilling):",
-        "if False:",
+        "if prefilling and prefilling not in read:",
+        "if prefilling:",
         ("test_retraction",),
         package="scheduler",
     ),
     Mutation(
         "preemption: rows whose pages a transfer uses make room",
         "prefill_planner",
-        "running = [request for request in running if not self._kv.in_transfer(request)]",
+        "running = [r for r in running if not (r.transfers and self._kv.in_transfer(r))]",
         "pass",
         ("test_retraction",),
         package="scheduler",

@@ -367,8 +367,8 @@ STEP_MUTATIONS: Final = (
     Mutation(
         "retraction: the last one ends although others will give pages back",
         "retraction",
-        "if others_hold:",
-        "if False:",
+        "if others_hold or read:",
+        "if read:",
         ("test_handed_over_pages",),
     ),
     Mutation(

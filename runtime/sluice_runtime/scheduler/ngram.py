@@ -16,7 +16,7 @@ LONGEST: Final = 4
 """Most tokens that are compared; at least 2 must be equal."""
 LOOKED_AT: Final = 16
 """Most places that are compared for one draft: the latest."""
-FIRST_TOKENS: Final = 1024
+FIRST_TOKENS: Final = 512
 """Length of an answer's first stretch; each further one is four times as long."""
 MOST_TOKENS: Final = 16_384
 """Maximum length of a stretch."""

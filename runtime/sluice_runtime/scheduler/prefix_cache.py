@@ -235,7 +235,7 @@ class PrefixCache:
         if lock.epoch != self._epoch:
             return []
         width, node, at = self._page_bytes, lock.node, 0
-        if tail is not None and key[:width] in node.children:
+        if tail is not None and (key[:width] in node.children or self._has_time_for(tail)):
             key, tail = key + key_of(tail.token_ids[tail.first : tail.last]), None
         canonical: list[int] = []
         while at < len(key):
@@ -355,6 +355,13 @@ class PrefixCache:
         if node is None:
             node = self._root.children[namespace] = self._node(self._root, namespace)
         return node
+
+    def _has_time_for(self, tail: Tail) -> bool:
+        """Whether the step's budget has room for a tail, which then counts as packed."""
+        pages = (tail.last - tail.first) * TOKEN_BYTES // self._page_bytes
+        fits = pages <= self._left_pages
+        self._left_pages -= pages * fits
+        return fits
 
     def _pack(self) -> None:
         """Packs and hashes new nodes, as far as the step's budget goes."""

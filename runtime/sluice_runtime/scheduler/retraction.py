@@ -71,24 +71,25 @@ def plan_retraction(
     if needed_pages <= max(0, available_pages):
         return RetractionPlan()
     message = f"decode needs {needed_pages} pages, {available_pages} are free or cached"
-    order = sorted(sorted(running, key=_retraction_order), key=in_transfer)
-    others_hold = others_hold or in_transfer(order[-1])
+    holders = [*running, *([prefilling] if prefilling else [])]
+    read = {request for request in holders if request.transfers and in_transfer(request)}
+    order = sorted(running, key=_retraction_order)
+    if read:
+        order.sort(key=read.__contains__)
     candidates = order[:-1]
-    if prefilling and in_transfer(prefilling):
-        others_hold = True
-    elif prefilling:
+    if prefilling and prefilling not in read:
         candidates.append(prefilling)
     victims: list[Request] = []
     unlocking = Unlocking()
     for victim in candidates:
         victims.append(victim)
-        if not in_transfer(victim):
+        if victim not in read:
             available_pages += len(victim.page_ids) - lock_of(victim).pages + victim.reserved_pages
             available_pages += unlocking.add(lock_of(victim))
         needed_pages -= victim is not prefilling and len(rows_needing_page([victim], page_size))
         if needed_pages <= available_pages:
             return RetractionPlan(tuple(victims), None, "PoolFull", message)
-    if others_hold:
+    if others_hold or read:
         return RetractionPlan((*victims, order[-1]), None, "PoolFull", message)
     return RetractionPlan(tuple(victims), order[-1], "PoolTooSmall", message)
 

@@ -65,12 +65,14 @@ def test_a_row_that_cannot_go_on_alone_is_named() -> None:
 
 def test_a_prompt_that_is_read_stays_and_its_pages_are_waited_for() -> None:
     prompt, row = running("prompt", 40, 0, 10), running("a", 4, 3, 1)
+    prompt.transfers.add("transfer")
     plan = plan_retraction([row], prompt, 0, 4, lambda request: request is prompt)
     assert (plan.victims, plan.stuck, plan.reason) == ((row,), None, "PoolFull")
 
 
 def test_a_row_whose_pages_are_read_goes_last_and_gives_none() -> None:
     rows = [running("read", 4, 1, 2), running("a", 4, 5, 1), running("b", 4, 9, 1)]
+    rows[0].transfers.add("transfer")
     for available, names in ((0, ["a", "b"]), (-2, ["a", "b", "read"])):
         plan = plan_retraction(rows, None, available, 4, lambda request: request is rows[0])
         assert [victim.request_id for victim in plan.victims] == names

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 from msgspec import structs
-from sluice_runtime.scheduler import host_tier
+from sluice_runtime.scheduler import host_tier, prefix_cache
 from sluice_runtime.scheduler import request as request_module
 from sluice_runtime.scheduler.admission_bounds import JOINED_PAGES
 from sluice_runtime.scheduler.batch import Batch, SampledTokens
 from sluice_runtime.scheduler.kv_allocator import PageAllocator
 from sluice_runtime.scheduler.ngram import NGramIndex
-from sluice_runtime.scheduler.prefix_cache import TOKEN_BYTES, Match, Node
+from sluice_runtime.scheduler.prefix_cache import TOKEN_BYTES, Match
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import HostPages, StepTarget
 from sluice_runtime.scheduler.speculation import Speculation
@@ -74,8 +74,8 @@ class Engine:
         self._count(monkeypatch, Speculation, "_candidates", len)
         self._count(monkeypatch, PageAllocator, "allocate", len)
         self._count(monkeypatch, host_tier, "_digest", lambda digest: 1)
-        self._count(monkeypatch, Node, "pack", lambda tokens: tokens)
-        self._count(monkeypatch, request_module, "key_of", lambda key: len(key) // TOKEN_BYTES)
+        for module in (prefix_cache, request_module):
+            self._count(monkeypatch, module, "key_of", lambda key: len(key) // TOKEN_BYTES)
         self._count(monkeypatch, Match, "page_ids", len)
 
     def _count(
@@ -188,8 +188,9 @@ def test_answers_that_end_together_enter_the_tree_at_once_and_are_packed_in_part
         engine.add(request(f"r{number}", range(100 * number, 100 * number + TAIL), 300))
     steps = [work for batch, work in engine.run(340, 0.0) if batch]
     step_pages = (2048 + 1024) // 4
-    assert sum(work["pack"] for work in steps) > REQUESTS * 280
-    assert max(work["pack"] for work in steps) <= step_pages * 4
+    packed = [work["key_of"] for work in steps]
+    assert sum(packed) > REQUESTS * 280
+    assert max(packed) <= (step_pages + REQUESTS) * 4, "and the first page of each"
     assert max(work["_digest"] for work in steps) <= step_pages
     if features:
         assert sum(work["_digest"] for work in steps) >= REQUESTS * ((TAIL + 300) // 4 - 1)
