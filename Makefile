@@ -167,7 +167,7 @@ e2e-gpu: setup ## the stories on real GPUs: make e2e-gpu CLUSTER=current REGISTR
 
 .PHONY: bench-interference
 bench-interference: setup ## a long prompt beside streams and before short ones: chunked and not, fixed chunks and the chosen one
-	$(PYTHON) -m benchmarks.interference
+	$(PYTHON) -m benchmarks.interference $(if $(FEATURES),--features)
 	$(PYTHON) -m benchmarks.behind_a_long_prompt
 
 .PHONY: bench-cpu

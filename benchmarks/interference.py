@@ -4,7 +4,8 @@ The same requests run in turns with chunking on and off, with fixed chunks of ma
 the chunk chosen for each step to keep a target. A gap is the time from one step's tokens to the
 next one's, by the engine's clock, for every stream while the long prompt is being computed. Gaps
 are compared with one mixed step, the median of steps that computed a chunk. The target is a little
-more than such a step takes, or what --target says. Prints one JSON line a figure.
+more than such a step takes, or what --target says. With --features the chosen chunk is measured
+with what else may be on in an engine, one at a time. Prints one JSON line a figure.
 """
 
 from __future__ import annotations
@@ -20,13 +21,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+from msgspec import structs
+from safetensors.torch import save_file
 from sluice_contract.config.engine import EngineConfig
 from sluice_runtime.engine.build import Engine, build_engine
 from sluice_runtime.engine.sizing.plan import resolved
+from sluice_runtime.model.adapters import adapter_key
 from sluice_runtime.model.files import resolve
 from sluice_runtime.wire.messages import Generate, Sampling
 
 from benchmarks.cpu_serving import as_an_engine_process, write_model
+from benchmarks.speculation import write_draft
 
 STREAMS = 16
 CHUNKS = 8
@@ -39,6 +45,21 @@ LEARNING_STEPS = 200
 TARGET_STEPS = 1.25
 """The target, in mixed steps of the chunk that --chunk names."""
 GREEDY = Sampling(temperature=0.0)
+DRAFTS = 4
+ADAPTER_RANK = 8
+STREAM_TOKENS = 200
+
+
+@dataclass(frozen=True)
+class Feature:
+    """What is on in an engine beside a promise."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of each stream's request, and of the prompt's."""
+
+
+NOTHING = Feature()
 
 
 @dataclass
@@ -73,17 +94,22 @@ def engine_for(folder: Path, chunk: int, threads: int, **settings: Any) -> Engin
     return build_engine(config, resolve(config.model.uri))
 
 
-def observe(engine: Engine, prompt_tokens: int, turn: int, clock: Clock) -> Observed:
+def observe(
+    engine: Engine, prompt_tokens: int, turn: int, clock: Clock, feature: Feature = NOTHING
+) -> Observed:
     """The gaps of the streams during a prompt. It arrives once the streams decode, and all requests
-    are dropped at the end."""
-    return observe_prompt(engine, [i % 1000 for i in range(prompt_tokens)], turn, clock)
+    are dropped at the end. No two turns have the same prompt."""
+    prompt = [(i + turn) % 1000 for i in range(prompt_tokens)]
+    return observe_prompt(engine, prompt, turn, clock, feature)
 
 
-def observe_prompt(engine: Engine, prompt: list[int], turn: int, clock: Clock) -> Observed:
+def observe_prompt(
+    engine: Engine, prompt: list[int], turn: int, clock: Clock, feature: Feature = NOTHING
+) -> Observed:
     """The gaps of the streams during `prompt`; see `observe`."""
-    names = start_streams(engine, turn, 200, clock)
+    names = start_streams(engine, turn, STREAM_TOKENS, clock, feature)
     long = f"{turn}-long"
-    engine.scheduler.add(Generate(long, prompt, 4, GREEDY))
+    engine.scheduler.add(structs.replace(Generate(long, prompt, 4, GREEDY), **feature.fields))
     observed, arrived = Observed(), clock()
     last = dict.fromkeys(names, arrived)
     while True:
@@ -106,11 +132,14 @@ def observe_prompt(engine: Engine, prompt: list[int], turn: int, clock: Clock) -
     return observed
 
 
-def start_streams(engine: Engine, turn: int, tokens: int, clock: Clock) -> list[str]:
+def start_streams(
+    engine: Engine, turn: int, tokens: int, clock: Clock, feature: Feature = NOTHING
+) -> list[str]:
     """Adds the streams' requests and runs steps until all of them decode; returns their names."""
     names = [f"{turn}-{index}" for index in range(STREAMS)]
     for index, name in enumerate(names):
-        engine.scheduler.add(Generate(name, [index + 1] * 64, tokens, GREEDY, ignore_eos=True))
+        message = Generate(name, [index + 1] * 64, tokens, GREEDY, ignore_eos=True)
+        engine.scheduler.add(structs.replace(message, **feature.fields))
     decoding: set[str] = set()
     while len(decoding) < STREAMS:
         decoding |= step(engine, clock)[1]
@@ -121,7 +150,7 @@ def step(engine: Engine, clock: Clock) -> tuple[bool, set[str]]:
     """Whether the step computed prompt tokens, and which requests got a token."""
     batch = engine.scheduler.next_batch(clock())
     assert batch is not None
-    result = engine.runner.forward(batch)
+    result = engine.executor(overlap=False).launch(batch)()
     deltas = engine.scheduler.process(batch, result, clock()).deltas
     return bool(batch.extend_rows), {delta.request_id for delta in deltas if delta.token_ids}
 
@@ -138,12 +167,68 @@ def in_turns(
     return runs
 
 
-def learn(engine: Engine, prompt: int, clock: Clock) -> None:
+def learn(engine: Engine, prompt: int, clock: Clock, feature: Feature = NOTHING) -> None:
     """Runs turns that are not measured, until the engine has learnt how long its steps take."""
     turn = steps = 0
     while steps < LEARNING_STEPS:
         turn -= 1
-        steps += len(observe(engine, prompt, turn, clock).steps)
+        steps += len(observe(engine, prompt, turn, clock, feature).steps)
+
+
+def features(folder: Path) -> dict[str, Feature]:
+    """What may be on, for the model in `folder`. Grammars are not: the model has no tokenizer."""
+    draft, adapter = folder / "draft", folder / "adapter"
+    write_draft(folder, draft)
+    write_adapter(folder, adapter)
+    ngram = {"method": "NGram", "tokens": DRAFTS}
+    drafting = {"method": "Draft", "tokens": DRAFTS, "draft": {"uri": str(draft)}}
+    lora = {"adapters": ({"name": "lora", "uri": str(adapter)},)}
+    return {
+        "nothing": NOTHING,
+        "ngram": Feature({"speculation": ngram}),
+        "draft_model": Feature({"speculation": drafting}),
+        "host_cache": Feature({"prefix_cache": True, "host_cache": {"memory": "1Gi"}}),
+        "penalties": Feature(fields={"sampling": Sampling(temperature=0.0, presence_penalty=0.5)}),
+        "logprobs": Feature(fields={"logprobs": 5}),
+        "adapter": Feature(lora, {"adapter": adapter_key("lora", adapter)}),
+    }
+
+
+def write_adapter(model: Path, folder: Path) -> None:
+    """Writes an adapter of the attention's queries and outputs, of random numbers."""
+    config = json.loads((model / "config.json").read_text())
+    wide, narrow = config["num_attention_heads"] * config["head_dim"], config["hidden_size"]
+    tensors = {}
+    for layer in range(config["num_hidden_layers"]):
+        for name, out, width in (("q_proj", wide, narrow), ("o_proj", narrow, wide)):
+            prefix = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            tensors[f"{prefix}.lora_A.weight"] = torch.randn(ADAPTER_RANK, width) * 0.01
+            tensors[f"{prefix}.lora_B.weight"] = torch.randn(out, ADAPTER_RANK) * 0.01
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "r": ADAPTER_RANK, "lora_alpha": ADAPTER_RANK}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+
+
+def compare_features(
+    folder: Path, chunk: int, turns: int, milliseconds: int, threads: int, clock: Clock
+) -> None:
+    """Reports, for each feature, the gaps of all turns against the promise."""
+    slo = {"itl_milliseconds": milliseconds, "percentile": 99}
+    prompt = CHUNKS * chunk
+    for name, feature in features(folder).items():
+        engine = engine_for(folder, LARGEST_CHUNK, threads, slo=slo, **feature.settings)
+        if engine.adapters:
+            engine.adapters.take_change(engine.scheduler)
+        learn(engine, prompt, clock, feature)
+        seen = [observe(engine, prompt, turn, clock, feature) for turn in range(turns)]
+        p99 = 1000 * percentile_99([gap for observed in seen for gap in observed.gaps])
+        ttft = 1000 * statistics.median(observed.prompt for observed in seen)
+        figure = f"interference.slo_with.{name}"
+        report(f"{figure}.p99_gap_of_target", p99 / milliseconds, "x", keeps=p99 <= milliseconds)
+        report(f"{figure}.first_token_of_the_prompt", ttft, "ms")
+        if engine.host_cache is not None:
+            engine.host_cache.close()
 
 
 def report(figure: str, value: float, unit: str, **more: object) -> None:
@@ -156,6 +241,7 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=256)
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--target", type=int, help="milliseconds between tokens; else measured")
+    parser.add_argument("--features", action="store_true", help="only the promise, with each")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument(
         "--cpu-clock",
@@ -177,6 +263,10 @@ def main() -> None:
         runs = in_turns(engines, prompt, turns, clock)
         one_step = summarise(runs)
         milliseconds = arguments.target or round(1000 * one_step * TARGET_STEPS)
+        if arguments.features:
+            report("interference.slo.target", milliseconds, "ms")
+            compare_features(folder, arguments.chunk, len(turns), milliseconds, threads, clock)
+            return
         slo = {"itl_milliseconds": milliseconds, "percentile": 99}
         chosen = {f"fixed.{chunk}": engine_for(folder, chunk, threads) for chunk in FIXED_CHUNKS}
         chosen["slo"] = engine_for(folder, LARGEST_CHUNK, threads, slo=slo)

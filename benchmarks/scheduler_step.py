@@ -5,7 +5,9 @@ of short answers teach the scheduler to reserve little; the long answers after t
 reserve, so that one request in ten is sent back to the queue. Every other prompt begins with one of
 eight system prompts, and every 32nd is long and cut. Answers are inserted when they end, and
 prefixes evicted. Clients set no max_tokens. A stand-in draws the tokens. The garbage collector
-stays on, as in the engine's process. Prints one JSON line a figure.
+stays on, as in the engine's process. Then requests join together over one long cached prefix, with
+and without drafts from their own tokens: the longest of the next steps, and one after them. Prints
+one JSON line a figure.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ import random
 import statistics
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from sluice_runtime.engine.sizing.host import collect_garbage_rarely
 from sluice_runtime.scheduler.batch import Batch, SampledTokens
@@ -46,6 +49,15 @@ STOP, TOKEN = 0, 7
 QUEUE = 8
 STEP_SECONDS = 0.02
 """Seconds of a step on the scheduler's clock."""
+JOINING = (64, 200)
+"""Requests that join together."""
+JOINED_PREFIX_TOKENS = 32_000
+JOINED_TAIL_TOKENS = 20
+JOINED_CHUNK_SIZE = 8_192
+"""Tokens of a step while requests join; all of them fit into one."""
+JOIN_STEPS = 100
+"""Steps after the requests have arrived; the last ten are those of running requests alone."""
+JOIN_TURNS = 5
 LONG_QUEUE = 128
 """Waiting requests that a policy looks up in the prefix cache."""
 
@@ -98,7 +110,7 @@ class Traffic:
         return [self.draw.randrange(10, 50_000) for _ in range(count)]
 
 
-def scheduler(policy: str) -> Scheduler:
+def scheduler(policy: str, **changed: Any) -> Scheduler:
     settings = SchedulerSettings(
         limits=Limits(CONTEXT_TOKENS, POOL_PAGES * PAGE_SIZE),
         page_size=PAGE_SIZE,
@@ -111,7 +123,7 @@ def scheduler(policy: str) -> Scheduler:
         conservativeness=0.3,
         policy=policy,
     )
-    return Scheduler(settings, PageAllocator(POOL_PAGES))
+    return Scheduler(replace(settings, **changed), PageAllocator(POOL_PAGES))
 
 
 @dataclass
@@ -177,6 +189,52 @@ def _step(engine: Scheduler, traffic: Traffic, queue: int, now: float, measured:
     measured.cached_tokens += batch.cached_tokens
 
 
+def measure_joins(requests: int, draft_tokens: int) -> tuple[float, float]:
+    """CPU milliseconds of the longest step while `requests` join over one cached prefix, and of a
+    step afterwards."""
+    limits = Limits(2 * JOINED_PREFIX_TOKENS, POOL_PAGES * PAGE_SIZE)
+    sizes = {"chunk_size": JOINED_CHUNK_SIZE, "max_prefill_tokens": JOINED_CHUNK_SIZE}
+    engine = scheduler("fcfs", limits=limits, draft_tokens=draft_tokens, **sizes)
+    draw = random.Random(0)
+    prefix = [draw.randrange(10, 50_000) for _ in range(JOINED_PREFIX_TOKENS)]
+    engine.add(Generate("first", prefix, 2, Sampling()))
+    _join_steps(engine, draw, 8, 0.0)
+    for number in range(requests):
+        tail = [draw.randrange(10, 50_000) for _ in range(JOINED_TAIL_TOKENS)]
+        engine.add(Generate(f"r{number}", prefix + tail, 4 * JOIN_STEPS, Sampling()))
+    collect_garbage_rarely()
+    milliseconds = _join_steps(engine, draw, JOIN_STEPS, 100.0)
+    gc.unfreeze()
+    return max(milliseconds), statistics.median(milliseconds[-10:])
+
+
+def _join_steps(engine: Scheduler, draw: random.Random, steps: int, now: float) -> list[float]:
+    """CPU milliseconds of each step; every token is drawn at random."""
+    milliseconds: list[float] = []
+    for number in range(steps):
+        began = time.process_time()
+        batch = engine.next_batch(now + number * STEP_SECONDS)
+        planned = time.process_time()
+        if batch is None:
+            break
+        tokens = tuple([draw.randrange(10, 50_000) for _ in batch.sampling_rows])
+        resumed = time.process_time()
+        engine.process(batch, SampledTokens(batch.step, tokens), now + number * STEP_SECONDS)
+        milliseconds.append(1000 * (planned - began + time.process_time() - resumed))
+    return milliseconds
+
+
+def report_joins() -> None:
+    """Medians over turns, in which the kinds alternate."""
+    kinds = [(requests, drafts) for requests in JOINING for drafts in (0, 4)]
+    turns = [[measure_joins(*kind) for kind in kinds] for _ in range(JOIN_TURNS)]
+    for (requests, drafts), measured in zip(kinds, zip(*turns, strict=True), strict=True):
+        longest, after = (statistics.median(values) for values in zip(*measured, strict=True))
+        name = f"scheduler_step.joins_{requests}{'_ngram' if drafts else ''}"
+        report(f"{name}.longest", longest, unit="ms CPU")
+        report(f"{name}.after", after, unit="ms CPU")
+
+
 def report(figure: str, value: float, **facts: object) -> None:
     print(json.dumps({"figure": figure, "value": round(value, 4), **facts}), flush=True)
 
@@ -195,6 +253,7 @@ def main() -> None:
     measured = measure("fcfs", QUEUE, arguments.steps)
     report("scheduler_step.retracted_share", measured.retracted_share, unit="of those that ended")
     report_steps("scheduler_step", measured)
+    report_joins()
     for policy in POLICIES if arguments.policies else ():
         report_steps(f"scheduler_step.{policy}", measure(policy, LONG_QUEUE, arguments.steps // 2))
 

@@ -36,8 +36,8 @@ from sluice_operator.api.base import left_out
 from sluice_operator.api.schema import inlined_schema
 from sluice_runtime.engine.sizing.plan import SAMPLING_SHARE
 from sluice_runtime.model.files import DUMMIES
+from sluice_runtime.scheduler.eviction import EVICTIONS
 from sluice_runtime.scheduler.policies import ALIASES, POLICIES
-from sluice_runtime.scheduler.prefix_cache import EVICTIONS
 from sluice_runtime.server.reasoning.formats import FORMS
 from sluice_runtime.server.tools.formats import FORMATS
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sluice_runtime.scheduler.eviction import EVICTIONS
 from sluice_runtime.scheduler.policies import ALIASES, POLICIES
-from sluice_runtime.scheduler.prefix_cache import EVICTIONS
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "scheduling.md"
 

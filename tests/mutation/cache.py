@@ -48,7 +48,7 @@ CACHE_MUTATIONS: Final = (
     ),
     Mutation(
         "tree: the newest goes first",
-        "prefix_cache",
+        "eviction",
         "return node.used",
         "return -node.used",
         TREE,
@@ -69,7 +69,7 @@ CACHE_MUTATIONS: Final = (
     ),
     Mutation(
         "eviction: the first use counts as a second",
-        "prefix_cache",
+        "eviction",
         "return (node.uses > 1) * TICKS + node.used",
         "return (node.uses > 0) * TICKS + node.used",
         EVICTION,
@@ -77,9 +77,37 @@ CACHE_MUTATIONS: Final = (
     Mutation(
         "eviction: the configured order is not used",
         "kv_allocator",
-        "PrefixCache(settings.page_size, EVICTIONS[settings.eviction])",
-        "PrefixCache(settings.page_size)",
+        "rank = EVICTIONS[settings.eviction]",
+        'rank = EVICTIONS["lru"]',
         EVICTION,
+    ),
+    Mutation(
+        "tree: an answer that ends is packed in the step in which it ends",
+        "prefix_cache",
+        "fits = pages <= self._left_pages",
+        "fits = True",
+        ("test_step_work",),
+    ),
+    Mutation(
+        "tree: the rest of an answer is packed in the next step",
+        "prefix_cache",
+        "packed = node.pack(self._left_pages * self._page_bytes // TOKEN_BYTES)",
+        "packed = node.pack(10**9)",
+        ("test_step_work",),
+    ),
+    Mutation(
+        "tree: a prefix that was shortened keeps the tokens that it has lost",
+        "prefix_cache",
+        "self.tail = self.tail._replace(last=self.tail.first + more // TOKEN_BYTES)",
+        "pass",
+        TREE,
+    ),
+    Mutation(
+        "host tier: a prefix is hashed before the one that it continues",
+        "host_tier",
+        "hashed = self._hash(parent, most) if len(parent.digests) < len(parent.page_ids) else 0",
+        "hashed = 0",
+        ("test_host_tier",),
     ),
     Mutation(
         "kv: the whole prompt is found, its last token too",
@@ -168,8 +196,8 @@ CACHE_MUTATIONS: Final = (
     Mutation(
         "sharing: salts wait for each other",
         "admission_bounds",
-        "return request.namespace, request.key[slice(*span)]",
-        'return "", request.key[slice(*span)]',
+        "return request.namespace, cached_pages, key",
+        'return "", cached_pages, key',
         ("test_scheduler_prefix",),
     ),
     Mutation(

@@ -13,6 +13,30 @@ TRANSFER: Final = "handover/transfer"
 
 HANDOVER_MUTATIONS: Final = (
     Mutation(
+        "retraction: pages that a transfer uses are counted as free",
+        "retraction",
+        "if victim not in read:",
+        "if victim:",
+        ("test_retraction",),
+        package="scheduler",
+    ),
+    Mutation(
+        "retraction: a prompt that is read goes back to the queue",
+        "retraction",
+        "if prefilling and prefilling not in read:",
+        "if prefilling:",
+        ("test_retraction",),
+        package="scheduler",
+    ),
+    Mutation(
+        "preemption: rows whose pages a transfer uses make room",
+        "prefill_planner",
+        "running = [r for r in running if not (r.transfers and self._kv.in_transfer(r))]",
+        "pass",
+        ("test_retraction",),
+        package="scheduler",
+    ),
+    Mutation(
         "an engine takes another role while others need it",
         "loop",
         "return not (requests or self._role.busy or",

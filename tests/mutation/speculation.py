@@ -54,8 +54,8 @@ SPECULATION_MUTATIONS: Final = (
     Mutation(
         "speculation: drafts are verified whatever was promised",
         "speculation",
-        "return (self._time.at_most(tokens, passes) + lag_seconds) * MARGIN <= target.seconds",
-        "return True",
+        "if seconds * MARGIN > self._target.seconds:",
+        "if False:",
         TESTS,
     ),
     Mutation(
@@ -75,8 +75,8 @@ SPECULATION_MUTATIONS: Final = (
     Mutation(
         "speculation: a row that is never right goes on drafting",
         "speculation",
-        "if row.chance < LEAST_CHANCE or request in self._probes:",
-        "if request in self._probes:",
+        "or row.chance < LEAST_CHANCE or",
+        "or",
         TESTS,
     ),
     Mutation(
@@ -137,8 +137,8 @@ SPECULATION_MUTATIONS: Final = (
     Mutation(
         "speculation: the end of a request finds itself",
         "ngram",
-        "left, length = most, len(token_ids)",
-        "left, length = most, len(token_ids) + 1",
+        "return self._stretches[0][0].extend(token_ids, length, most)",
+        "return self._stretches[0][0].extend(token_ids, length + 1, most)",
         ("test_ngram",),
     ),
     Mutation(
@@ -215,7 +215,7 @@ SPECULATION_MUTATIONS: Final = (
     Mutation(
         "speculation: a row whose head was wrong is probed twice",
         "speculation",
-        "row.probe_again = probed and lacked > 1 and self._settings.draft_lags",
+        "row.probe_again = probed and lacked > 1 and self._lags",
         "row.probe_again = probed and lacked > 1",
         TESTS,
     ),

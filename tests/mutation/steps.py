@@ -11,6 +11,58 @@ RUNNING: Final = ("test_request_table",)
 
 STEP_MUTATIONS: Final = (
     Mutation(
+        "admission: a step takes all who join over long cached prefixes",
+        "admission",
+        "if self._items and match.pages > self._rem_joined_pages:",
+        "if False:",
+        ("test_step_work",),
+    ),
+    Mutation(
+        "preallocation: all prompts that fit get their pages in one step",
+        "preallocation",
+        "if pages >= JOINED_PAGES:",
+        "if False:",
+        ("test_step_work",),
+    ),
+    Mutation(
+        "retraction: the whole prompt is packed again",
+        "request_table",
+        "request.key = request.key_of(0, len(request.token_ids))",
+        'request.key = b""; request.key = request.key_of(0, len(request.token_ids))',
+        ("test_step_work",),
+    ),
+    Mutation(
+        "loop: a turn receives all prompts that have arrived",
+        "loop",
+        "left -= len(message.prompt_ids) + len(message.generated_ids)",
+        "pass",
+        ("test_loop",),
+        package="engine",
+    ),
+    Mutation(
+        "loop: it waits for messages while some wait for it",
+        "loop",
+        "if not self._idle or self._arrived:",
+        "if not self._idle:",
+        ("test_loop",),
+        package="engine",
+    ),
+    Mutation(
+        "loop: a role is left while messages wait",
+        "loop",
+        "self._role.busy or self._released or self._arrived)",
+        "self._role.busy or self._released)",
+        ("test_loop",),
+        package="engine",
+    ),
+    Mutation(
+        "admission: prefixes in flight are looked up without what is cached before them",
+        "admission_bounds",
+        "return request.namespace, cached_pages, key",
+        "return request.namespace, 0, key",
+        ("test_admission_bounds",),
+    ),
+    Mutation(
         "admission: the answer is not weighed",
         "admission",
         "- cached * self._page_size + answer",
@@ -315,8 +367,8 @@ STEP_MUTATIONS: Final = (
     Mutation(
         "retraction: the last one ends although others will give pages back",
         "retraction",
-        "if others_hold:",
-        "if False:",
+        "if others_hold or read:",
+        "if read:",
         ("test_handed_over_pages",),
     ),
     Mutation(

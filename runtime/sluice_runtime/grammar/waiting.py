@@ -159,18 +159,20 @@ class GrammarQueue:
         self._open: dict[str, str] = {}
         """Tenants of requests that have their matcher."""
         self._released = Released()
+        self._queued: dict[str, int] = {}
+        """Tokens of each request that waits or whose grammar is being compiled, by id."""
+        self.prompt_tokens = 0
+        """Tokens of all waiting requests."""
         self.counts = GrammarCounts()
 
     def __len__(self) -> int:
-        return len(self._queued())
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of all waiting requests."""
-        return sum(len(message.token_ids) for message in self._queued())
+        return len(self._queued)
 
     def add(self, message: Generate) -> None:
         """Queues a request with a grammar; a later `released` returns it."""
+        tokens = len(message.prompt_ids) + len(message.generated_ids)
+        self._queued[message.request_id] = tokens
+        self.prompt_tokens += tokens
         self._waiting.setdefault(message.tenant, {})[message.request_id] = message
         self._start()
 
@@ -210,11 +212,6 @@ class GrammarQueue:
             self._matchers.close(request_id)
             self._start()
 
-    def _queued(self) -> list[Generate]:
-        waiting = [message for group in self._waiting.values() for message in group.values()]
-        compiling = self._compiling.items()
-        return waiting + [message for job, message in compiling if job not in self._aborted]
-
     def _start(self) -> None:
         """Starts compiling as many grammars as there is room for."""
         while (
@@ -245,19 +242,21 @@ class GrammarQueue:
 
     def _leave(self, request_id: str) -> bool:
         """Takes back a request that waits; returns whether there was one."""
+        if request_id not in self._queued:
+            return False
+        self.prompt_tokens -= self._queued.pop(request_id)
         for tenant, group in self._waiting.items():
             if group.pop(request_id, None):
                 if not group:
                     del self._waiting[tenant]
                 return True
-        for job, message in self._compiling.items():
-            if message.request_id == request_id and job not in self._aborted:
-                self._aborted.add(job)
-                return True
-        return False
+        jobs = self._compiling.items()
+        self._aborted.update(job for job, message in jobs if message.request_id == request_id)
+        return True
 
     def _release(self, message: Generate, done: Compiled) -> None:
         name, grammar = message.request_id, message.grammar
+        self.prompt_tokens -= self._queued.pop(name)
         assert grammar is not None
         if done.grammar is None:
             end = _end(name, grammar, done.error or done.failure, failed=bool(done.failure))

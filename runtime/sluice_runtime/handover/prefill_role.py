@@ -190,7 +190,7 @@ class PrefillRole:
                 continue
             if chunk.start == 0:
                 room.computed = PromptHash()
-            room.computed.add(chunk.token_ids)
+            room.computed.add(chunk.tokens)
             start = max(chunk.start, room.held_tokens)
             if start >= chunk.end:
                 continue

@@ -31,13 +31,14 @@ class HandoverLimits:
 
 
 class PromptHash:
-    """Hash of 128 bits over tokens that arrive in chunks; each token counts as four bytes."""
+    """Hash of 128 bits over tokens that arrive in chunks; each token is four bytes, in the
+    machine's order."""
 
     def __init__(self) -> None:
         self._digest = hashlib.blake2b(digest_size=16)
 
-    def add(self, token_ids: Sequence[int]) -> None:
-        self._digest.update(struct.pack(f"<{len(token_ids)}i", *token_ids))
+    def add(self, tokens: bytes) -> None:
+        self._digest.update(tokens)
 
     def hexdigest(self) -> str:
         return self._digest.hexdigest()
@@ -46,7 +47,7 @@ class PromptHash:
 def prompt_hash(token_ids: Sequence[int]) -> str:
     """`PromptHash` of all tokens of a prompt, in hexadecimal."""
     whole = PromptHash()
-    whole.add(token_ids)
+    whole.add(struct.pack(f"{len(token_ids)}i", *token_ids))
     return whole.hexdigest()
 
 

@@ -23,6 +23,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sluice_runtime.scheduler.admission_bounds import (
+    JOINED_PAGES,
     AdapterSlots,
     Locking,
     PrefillHeadroom,
@@ -124,6 +125,7 @@ class PrefillAdder:
         self._locking = Locking()
         self._rem_rows = headroom.rows
         self._alone = headroom.alone
+        self._rem_joined_pages = JOINED_PAGES
         self._items: list[PrefillItem] = []
         self._returning: list[tuple[Request, Match]] = []
         self._cut = False
@@ -177,6 +179,8 @@ class PrefillAdder:
             return AdmitResult.OTHER
         if not cut and self._items and end - start > self._rem_input:
             return AdmitResult.OTHER
+        if self._items and match.pages > self._rem_joined_pages:
+            return AdmitResult.OTHER
         if not self._reserve(request, match):
             return AdmitResult.NO_TOKEN
         self._take(PrefillItem(request, start, end, cut, match))
@@ -212,6 +216,7 @@ class PrefillAdder:
         self._rem_total -= (pages + 1 + locked_pages) * self._page_size
         self._rem_total -= answer if request.ignore_eos else answer * self._ratio
         self._rem_rows -= 1
+        self._rem_joined_pages -= match.pages
         return True
 
     def _add_continuing(self, request: Request) -> None:
@@ -313,7 +318,7 @@ def _admit_waiting(
             result = adder.add(request, cached)
         if result is AdmitResult.CONTINUE:
             load_pages -= returning
-            prefixes.add(request)
+            prefixes.add(request, cached.pages)
             adapters.add(request)
         elif result is AdmitResult.TOO_LONG and skipped < MAX_SKIPPED:
             skipped += 1

@@ -28,13 +28,15 @@ from sluice_runtime.scheduler.limits import (
     without,
 )
 from sluice_runtime.scheduler.prefix_cache import TOKEN_BYTES, Lock, Match, Node
-from sluice_runtime.scheduler.request import Request
+from sluice_runtime.scheduler.request import Request, lock_of
 from sluice_runtime.scheduler.request_table import RequestTable, Running, reserved_tokens
 from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.wire.messages import Generate, Refusal, TokenDelta
 
 CLAIM_SECONDS: Final = 5.0
 """Time that a request waits for an adapter slot before it claims one."""
+JOINED_PAGES: Final = 32_768
+"""Pages of cached prefixes, of all requests that join a step; a single request may have more."""
 WORTH_WAITING_TOKENS: Final = 32
 """Tokens by which a prefix in flight must exceed the cached prefix to be worth waiting for."""
 
@@ -232,49 +234,42 @@ def headroom_beside(
     )
 
 
-_Span = tuple[int, int]
-"""First and last byte of a part of keys."""
-_Part = tuple[Hashable, bytes]
-"""Namespace of a request, and a part of its key."""
+_Part = tuple[Hashable, int, bytes]
+"""Namespace of a request, its cached pages, and the tokens behind these that are compared first."""
 
 
 class PrefixesInFlight:
     """Requests whose prompts this step or a step in flight computes.
 
     Others with the same prefix wait for these; otherwise requests that arrive together would all
-    compute it. Compares tokens of requests, not the prefix tree.
+    compute it. Two that have the same prefix have the same cached pages, so looking one up takes
+    constant time.
     """
 
     def __init__(self, settings: SchedulerSettings, requests: Iterable[Request]) -> None:
+        """`requests`: those that have started and add what they compute to the prefix tree."""
         self._page_size = settings.page_size
+        self._more_tokens = pages_for(WORTH_WAITING_TOKENS, self._page_size) * self._page_size
         self._caches = settings.prefix_cache
-        self._requests = list(requests)
-        self._alike: dict[_Span, defaultdict[_Part, list[Request]]] = {}
-        """The requests by their tokens in each span that was asked for."""
+        self._requests: defaultdict[_Part, list[Request]] = defaultdict(list)
         self._last_head: tuple[Hashable, bytes] | None = None
         """Namespace and first tokens of the last request that was covered."""
+        for request in requests:
+            self.add(request, lock_of(request).pages)
 
-    def add(self, request: Request) -> None:
-        self._requests.append(request)
-        for span, alike in self._alike.items():
-            alike[_part(request, span)].append(request)
+    def add(self, request: Request, cached_pages: int) -> None:
+        """Adds a request that computes what follows its cached pages."""
+        self._requests[self._part(request, cached_pages)].append(request)
 
     def covers(self, request: Request, match: Match) -> bool:
         """Whether the prefix tree will soon hold much more of the request than `match`."""
-        more_pages = pages_for(WORTH_WAITING_TOKENS, self._page_size)
-        reach = (match.pages + more_pages) * self._page_size
+        reach = match.pages * self._page_size + self._more_tokens
         if not self._caches or request.scores_prompt or reach >= len(request.token_ids):
             return False
-        span = match.pages * self._page_size * TOKEN_BYTES, reach * TOKEN_BYTES
-        if span not in self._alike:
-            self._alike[span] = defaultdict(list)
-            for other in self._requests:
-                self._alike[span][_part(other, span)].append(other)
-        # What is not cached is looked up first: most prompts differ there, whatever they share.
-        alike = self._alike[span].get(_part(request, span))
+        alike = self._requests.get(self._part(request, match.pages))
         if not alike:
             return False
-        head = request.key[: span[1]]
+        head = request.key[: reach * TOKEN_BYTES]
         covered = any(other.key.startswith(head) for other in alike)
         if covered:
             self._last_head = request.namespace, head
@@ -292,9 +287,10 @@ class PrefixesInFlight:
             and request.namespace == namespace
         )
 
-
-def _part(request: Request, span: _Span) -> _Part:
-    return request.namespace, request.key[slice(*span)]
+    def _part(self, request: Request, cached_pages: int) -> _Part:
+        first = cached_pages * self._page_size
+        key = request.key[first * TOKEN_BYTES : (first + self._more_tokens) * TOKEN_BYTES]
+        return request.namespace, cached_pages, key
 
 
 class Locking:

@@ -342,8 +342,9 @@ class FinishedChunk(NamedTuple):
     end: int
     page_ids: tuple[int, ...]
     """Pages of these tokens. Every chunk of a prompt except the last ends with a full page."""
-    token_ids: tuple[int, ...]
-    """Tokens of the chunk: cached tokens first, then tokens that the runner computed."""
+    tokens: bytes
+    """Tokens of the chunk, int32 each in the machine's byte order: cached tokens first, then tokens
+    that the runner computed."""
 
 
 class Preallocated(NamedTuple):

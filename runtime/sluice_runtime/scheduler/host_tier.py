@@ -82,7 +82,7 @@ class HostTier:
         self._page_size = settings.page_size
         self._page_bytes = pages.page_bytes
         self._cache = cache
-        cache.on_insert, cache.on_evict = self._inserted, self._evicted
+        cache.on_insert, cache.on_evict = self._hash, self._evicted
         self._token_seconds = token_seconds
         self._lease = lease
         self._release = release
@@ -128,20 +128,29 @@ class HostTier:
 
     # Pages that leave the pool.
 
-    def _inserted(self, node: Node) -> None:
-        """Computes the digests of pages that enter the tree: as many as a step has computed, or as
-        have come back."""
-        digests, width = [_last_digest(node.parent)], self._page_size * TOKEN_BYTES
-        for at in range(0, len(node.key), width):
-            digests.append(_digest(digests[-1], node.key[at : at + width]))
-        node.digests = tuple(digests[1:])
+    def _hash(self, node: Node, most: int) -> int:
+        """Computes digests of at most `most` pages, those of the prefix before the node first;
+        returns their number."""
+        parent, digests, width = node.parent, node.digests, self._page_size * TOKEN_BYTES
+        assert parent is not None
+        hashed = self._hash(parent, most) if len(parent.digests) < len(parent.page_ids) else 0
+        if len(parent.digests) < len(parent.page_ids):
+            return hashed
+        before = digests[-1] if digests else _last_digest(parent)
+        first = len(digests) * width
+        end = min(first + (most - hashed) * width, len(node.packed))
+        for at in range(first, end, width):
+            before = _digest(before, node.packed[at : at + width])
+            digests.append(before)
+        return hashed + (end - first) // width
 
     def _evicted(self, node: Node, pages: int) -> None:
         """Called for the node's last `pages` pages, which leave the tree; saves each page that is
-        worth it."""
+        worth it. Pages that could not be hashed yet are not saved."""
         digests, first = node.digests, len(node.page_ids) - pages
-        depth = len(node.page_ids) + _pages_before(node)
-        for index in range(len(node.page_ids) - 1, first - 1, -1):
+        hashed = min(len(digests), len(node.page_ids))
+        depth = hashed + _pages_before(node)
+        for index in range(hashed - 1, first - 1, -1):
             digest = digests[index]
             before = digests[index - 1] if index else _last_digest(node.parent)
             if page := self.index.get(digest):
@@ -335,6 +344,8 @@ class HostTier:
         for page in range(match.pages, request.matchable_pages(self._page_size)):
             if page == request.digests_from + len(known):
                 before = known[-1] if known else _matched_digest(request, match)
+                if before is None:
+                    return
                 known.append(_digest(before, request.key[page * width : (page + 1) * width]))
             yield known[page - request.digests_from]
 
@@ -350,11 +361,12 @@ def _last_digest(node: Node | None) -> bytes:
     return node.digests[len(node.page_ids) - 1] if node.page_ids else _root_digest(node.edge)
 
 
-def _matched_digest(request: Request, match: Match) -> bytes:
-    """Digest of a request's cached prefix."""
+def _matched_digest(request: Request, match: Match) -> bytes | None:
+    """Digest of a request's cached prefix; None if it is not computed yet."""
     if not match.path:
         return _root_digest(request.namespace)
-    return match.path[-1].digests[match.last_pages - 1]
+    digests = match.path[-1].digests
+    return digests[match.last_pages - 1] if match.last_pages <= len(digests) else None
 
 
 def _root_digest(namespace: Hashable) -> bytes:

@@ -14,8 +14,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from sluice_runtime.scheduler.batch import HostCopied, PagesReplaced, RowTrimmed
+from sluice_runtime.scheduler.eviction import EVICTIONS
 from sluice_runtime.scheduler.integrity import check_integrity
-from sluice_runtime.scheduler.prefix_cache import EVICTIONS, Lock, Match, PrefixCache
+from sluice_runtime.scheduler.prefix_cache import Lock, Match, PrefixCache
 from sluice_runtime.scheduler.request import Fence, Request, lock_of, row_of
 from sluice_runtime.scheduler.settings import SchedulerSettings
 
@@ -165,7 +166,10 @@ class KvAllocator:
         self._page_size = settings.page_size
         self._caches = settings.prefix_cache
         self._allocator = allocator
-        self._cache = PrefixCache(settings.page_size, EVICTIONS[settings.eviction])
+        rank = EVICTIONS[settings.eviction]
+        chunk = settings.chunk_size or settings.max_prefill_tokens
+        computed_pages = pages_for(chunk + settings.max_running_requests, settings.page_size)
+        self._cache = PrefixCache(settings.page_size, rank, new_pages=computed_pages)
         self._free_rows = list(range(settings.max_running_requests))[::-1]
         self._steps_in_flight: set[Fence] = set()
         self._leases: PageLeases[DeferredFree] = PageLeases()
@@ -307,8 +311,8 @@ class KvAllocator:
         first, last = lock.pages, request.landed_tokens // size
         if first == last:
             return
-        key = request.key_of(first * size, last * size)
-        canonical = self._cache.extend(lock, key, request.page_ids[first:last])
+        key, tail = request.packed_key(first * size, last * size, size)
+        canonical = self._cache.extend(lock, key, request.page_ids[first:last], tail)
         if canonical:
             span = slice(first, first + len(canonical))
             duplicates, request.page_ids[span] = request.page_ids[span], canonical
@@ -350,6 +354,7 @@ class KvAllocator:
     def landed(self, step: int, copied: Iterable[HostCopied] = ()) -> None:
         """Closes the fence of a step whose results have arrived, and processes ended copies."""
         self._steps_in_flight.remove(step)
+        self._cache.begin_step()
         self._pass(step)
         if self.host and copied:
             self.host.landed(copied)
@@ -360,6 +365,10 @@ class KvAllocator:
         fence = _fence_of(transfer)
         self._leases.open(fence)
         request.transfers.add(fence)
+
+    def in_transfer(self, request: Request) -> bool:
+        """Whether a transfer uses the request's pages, so that they come free after it."""
+        return any(map(self._leases.is_open, request.transfers))
 
     def end_transfer(self, transfer: Fence) -> None:
         """Closes the fence of a transfer, which touches no page any more."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sluice_runtime.scheduler.admission_bounds import AdapterSlots, Locking
+from sluice_runtime.scheduler.admission_bounds import JOINED_PAGES, AdapterSlots, Locking
 from sluice_runtime.scheduler.batch import Preallocated
 from sluice_runtime.scheduler.kv_allocator import KvAllocator, pages_for
 from sluice_runtime.scheduler.limits import least_answer
@@ -35,13 +35,15 @@ class Preallocations:
         self._kv = kv
 
     def take(self, now: float) -> list[Preallocated]:
-        """Gives rows and pages to as many requests as fit. A request that does not fit blocks later
-        ones; a request whose adapter has no slot is skipped."""
+        """Gives rows and pages to as many requests as fit, until these have the pages of a step. A
+        request that does not fit blocks later ones; a request whose adapter has no slot is
+        skipped."""
         waiting = self._table.awaiting_pages
         retracted = any(request.output_tokens for request in self._table.waiting)
         if retracted or not (waiting and self._kv.free_rows):
             return []
         preallocated: list[Preallocated] = []
+        pages = 0
         reserved = self._reserved_tokens()
         adapters = AdapterSlots(self._max_adapters, self._table.active(), now)
         active = list(self._table.active())
@@ -55,6 +57,9 @@ class Preallocations:
             reserved += own
             adapters.add(request)
             preallocated.append(self._take(request, match))
+            pages += len(request.page_ids)
+            if pages >= JOINED_PAGES:
+                break
         return preallocated
 
     def _take(self, request: Request, match: Match) -> Preallocated:

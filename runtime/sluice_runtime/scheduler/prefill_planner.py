@@ -130,6 +130,7 @@ class PrefillPlanner:
             return RetractionPlan()
         settings, ratio = self._settings, self._ratio.value
         adder_in = self._shared_adder
+        running = [r for r in running if not (r.transfers and self._kv.in_transfer(r))]
         return plan_preemption(head, match, running, headroom, settings, ratio, adder_in)
 
     def start(self, plan: PrefillPlan, now: float) -> list[Request]:

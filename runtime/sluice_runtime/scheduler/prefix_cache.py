@@ -15,22 +15,31 @@ from __future__ import annotations
 
 import heapq
 import struct
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+from sluice_runtime.scheduler.eviction import Rank, least_recently_used
 
 if TYPE_CHECKING:
     from sluice_runtime.scheduler.ngram import NGramIndex
 
 TOKEN_BYTES: Final = 4
-TICKS: Final = 1 << 48
-"""Limit that no tick reaches, so that a rank can carry a tick in its low bits."""
 
 
 def key_of(token_ids: Sequence[int]) -> bytes:
     """Token ids as the tree compares them."""
     return struct.pack(f"{len(token_ids)}i", *token_ids)  # a third of array's time
+
+
+class Tail(NamedTuple):
+    """Tokens [first, last) of a list that only grows, not packed yet."""
+
+    token_ids: Sequence[int]
+    first: int
+    last: int
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +51,10 @@ class Node:
     """Key among the parent's children: the first page of tokens, or the namespace."""
     number: int
     """Number of the node in the order of creation; never reused."""
-    key: bytes = b""
+    packed: bytes = b""
+    """First of its tokens, as the tree compares them."""
+    tail: Tail | None = None
+    """The rest of its tokens: those of an answer are packed when there is time for it."""
     page_ids: list[int] = field(default_factory=list)
     locks: int = 0
     made: int = 0
@@ -53,12 +65,38 @@ class Node:
     """Number of locks that the node has had."""
     queued: bool = False
     """Whether the node has an entry among the eviction candidates."""
-    digests: tuple[bytes, ...] = ()
-    """Digests for the host tier, one for each page; empty without a tier. There may be more, for
+    digests: list[bytes] = field(default_factory=list)
+    """Digests for the host tier of its first pages; empty without a tier. There may be more, for
     pages that the node has lost."""
     ngrams: tuple[NGramIndex, ...] = ()
     """Indexes for drafts of the node's tokens; the parts of a node that was split share them."""
     children: dict[Hashable, Node] = field(default_factory=dict)
+
+    @property
+    def key(self) -> bytes:
+        """All its tokens, as the tree compares them."""
+        if self.tail is not None:
+            self.pack(self.tail.last - self.tail.first)
+        return self.packed
+
+    def pack(self, most: int) -> int:
+        """Packs at most `most` further tokens; returns their number."""
+        if self.tail is None:
+            return 0
+        token_ids, first, last = self.tail
+        end = min(first + most, last)
+        self.packed += key_of(token_ids[first:end])
+        self.tail = Tail(token_ids, end, last) if end < last else None
+        return end - first
+
+    def shorten(self, pages: int, size: int) -> None:
+        """Keeps only the first `pages` pages, of `size` bytes each."""
+        more = pages * size - len(self.packed)
+        if self.tail is not None and more > 0:
+            self.tail = self.tail._replace(last=self.tail.first + more // TOKEN_BYTES)
+        else:
+            self.packed, self.tail = self.packed[: pages * size], None
+        del self.page_ids[pages:]
 
 
 class Match(NamedTuple):
@@ -106,48 +144,20 @@ def path_of(lock: Lock) -> list[Node]:
 OnEvict = Callable[[Node, int], None]
 """Callback before a node loses a number of pages at its end. Their content stays valid until the
 next step runs."""
-Rank = Callable[[Node], int]
-"""Eviction rank; the node with the lowest rank is evicted first. A node's rank must not fall while
-it stays in the tree, which rechecks only candidates about to be evicted."""
-
-
-def least_recently_used(node: Node) -> int:
-    """Good as a default: the least recently used prefix is evicted first."""
-    return node.used
-
-
-def least_frequently_used(node: Node) -> int:
-    """Good if a few prefixes are requested again and again: the prefix that the fewest requests
-    have used is evicted first, and of equal ones the least recently used."""
-    return node.uses * TICKS + node.used
-
-
-def first_in_first_out(node: Node) -> int:
-    """Good for comparison: the oldest prefix is evicted first, however often it is used."""
-    return node.made
-
-
-def segmented_least_recently_used(node: Node) -> int:
-    """Good if most prompts come once: prefixes that no second request has used are evicted before
-    all others, and within both groups the least recently used first."""
-    return (node.uses > 1) * TICKS + node.used
-
-
-EVICTIONS: Final[Mapping[str, Rank]] = {
-    "lru": least_recently_used,
-    "lfu": least_frequently_used,
-    "fifo": first_in_first_out,
-    "slru": segmented_least_recently_used,
-}
-"""Eviction orders by their name in `prefixEvictionPolicy`."""
 
 
 class PrefixCache:
     """The tree. Its counts, in pages, are kept up to date, so that reading them takes constant
     time."""
 
-    def __init__(self, page_size: int, rank: Rank = least_recently_used) -> None:
+    def __init__(
+        self, page_size: int, rank: Rank = least_recently_used, new_pages: int = 1 << 30
+    ) -> None:
+        """`new_pages`: maximum pages of new nodes that a step packs and hashes."""
         self._page_bytes = page_size * TOKEN_BYTES
+        self._new_pages = self._left_pages = new_pages
+        self._new: deque[Node] = deque()
+        """Nodes with tokens that are not packed, or pages that are not hashed; oldest first."""
         self._rank = rank
         self._order = count()
         self._root = Node(None, None, next(self._order))
@@ -160,8 +170,9 @@ class PrefixCache:
         self.evictable_pages = 0
         self.protected_pages = 0
         """Pages in locked nodes, including flushed paths that are still locked."""
-        self.on_insert: Callable[[Node], None] | None = None
-        """Callback after a node with new pages was added."""
+        self.on_insert: Callable[[Node, int], int] | None = None
+        """Callback for a new node whose tokens are packed: hashes at most a number of pages that
+        are not hashed yet, and returns how many it has hashed."""
         self.on_evict: OnEvict | None = None
 
     def match(self, namespace: Hashable, key: bytes, max_pages: int) -> Match:
@@ -211,26 +222,33 @@ class PrefixCache:
         self._protect(node, self._root)
         return Lock(node, match.pages, self._epoch)
 
-    def extend(self, lock: Lock, key: bytes, page_ids: list[int]) -> list[int]:
+    def extend(
+        self, lock: Lock, key: bytes, page_ids: list[int], tail: Tail | None = None
+    ) -> list[int]:
         """Adds computed pages at the end of a locked path; the lock then covers them too.
 
-        `key`: the tokens of `page_ids`, in whole pages; the tree takes over the list. Returns the
-        pages that the tree had already for the first tokens, of which the caller's pages are
-        duplicates. After a flush nothing is added, and `lock.pages` stays unchanged.
+        `key`, then `tail`: the tokens of `page_ids`, in whole pages, at least the first page in
+        `key`; the tree takes over the list. Returns the pages that the tree had already for the
+        first tokens, of which the caller's pages are duplicates. After a flush nothing is added,
+        and `lock.pages` stays unchanged.
         """
         if lock.epoch != self._epoch:
             return []
         width, node, at = self._page_bytes, lock.node, 0
+        if tail is not None and (key[:width] in node.children or self._has_time_for(tail)):
+            key, tail = key + key_of(tail.token_ids[tail.first : tail.last]), None
         canonical: list[int] = []
         while at < len(key):
             edge = key[at : at + width]
             child = node.children.get(edge)
             if child is None:
                 child = node.children[edge] = self._node(node, edge)
-                child.key, child.page_ids = key[at:], page_ids[at // width :] if at else page_ids
+                child.packed, child.tail = key[at:], tail
+                child.page_ids = page_ids[at // width :] if at else page_ids
                 child.made = self._tick
-                if self.on_insert is not None:
-                    self.on_insert(child)
+                if tail is not None or self.on_insert is not None:
+                    self._new.append(child)
+                    self._pack()
                 self.evictable_pages += len(child.page_ids)
                 node = child
                 break
@@ -243,6 +261,11 @@ class PrefixCache:
         self._protect(node, lock.node)
         lock.node, lock.pages = node, lock.pages + len(page_ids)
         return canonical
+
+    def begin_step(self) -> None:
+        """Goes on with what earlier steps have left to pack and to hash."""
+        self._left_pages = self._new_pages
+        self._pack()
 
     def grows(self, lock: Lock) -> bool:
         """Whether `extend` would add to the lock's path: not after a flush."""
@@ -310,6 +333,7 @@ class PrefixCache:
             if not node.locks:
                 pages += node.page_ids
         self._root, self._candidates = Node(None, None, next(self._order)), []
+        self._new.clear()
         self._epoch += 1
         self._version += 1
         self.evictable_pages = 0
@@ -332,6 +356,25 @@ class PrefixCache:
             node = self._root.children[namespace] = self._node(self._root, namespace)
         return node
 
+    def _has_time_for(self, tail: Tail) -> bool:
+        """Whether the step's budget has room for a tail, which then counts as packed."""
+        pages = (tail.last - tail.first) * TOKEN_BYTES // self._page_bytes
+        fits = pages <= self._left_pages
+        self._left_pages -= pages * fits
+        return fits
+
+    def _pack(self) -> None:
+        """Packs and hashes new nodes, as far as the step's budget goes."""
+        while self._new and self._left_pages > 0:
+            node, hashed = self._new[0], 0
+            packed = node.pack(self._left_pages * self._page_bytes // TOKEN_BYTES)
+            if self.on_insert is not None:
+                hashed = self.on_insert(node, self._left_pages)
+            self._left_pages -= max(packed * TOKEN_BYTES // self._page_bytes, hashed, 1)
+            hashes_more = self.on_insert is not None and len(node.digests) < len(node.page_ids)
+            if node.tail is None and not hashes_more:
+                self._new.popleft()
+
     def _protect(self, node: Node, stop: Node) -> None:
         """Locks `node` and its ancestors below `stop`."""
         self._tick += 1
@@ -351,13 +394,13 @@ class PrefixCache:
         assert parent is not None
         self._version += 1
         upper = parent.children[node.edge] = self._node(parent, node.edge)
-        upper.key, upper.page_ids = node.key[:cut], node.page_ids[:pages]
+        upper.packed, upper.page_ids = node.key[:cut], node.page_ids[:pages]
         upper.locks, upper.used = node.locks, node.used
         upper.made, upper.uses = node.made, node.uses
-        node.parent, node.key, node.page_ids = upper, node.key[cut:], node.page_ids[pages:]
+        node.parent, node.packed, node.page_ids = upper, node.key[cut:], node.page_ids[pages:]
         upper.digests, node.digests = node.digests[:pages], node.digests[pages:]
         upper.ngrams = node.ngrams
-        node.edge = node.key[: self._page_bytes]
+        node.edge = node.packed[: self._page_bytes]
         upper.children[node.edge] = node
         return upper
 
@@ -391,8 +434,7 @@ class PrefixCache:
         self._version += 1
         left = len(node.page_ids) - pages
         cut = node.page_ids[left:]
-        del node.page_ids[left:]
-        node.key = node.key[: left * self._page_bytes]
+        node.shorten(left, self._page_bytes)
         self.evictable_pages -= pages
         if not left:
             self._drop(node)

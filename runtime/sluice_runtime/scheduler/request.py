@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Final
 
 from sluice_runtime.scheduler.batch import NO_TOKEN, RowAdded, SampledRow
-from sluice_runtime.scheduler.prefix_cache import TOKEN_BYTES, Lock, key_of
+from sluice_runtime.scheduler.prefix_cache import TOKEN_BYTES, Lock, Tail, key_of
 from sluice_runtime.wire.messages import FinishReason, Generate, Sampling, TokenDelta
 
 Fence = Hashable
@@ -137,6 +137,14 @@ class Request:
         packed = len(self.key) // TOKEN_BYTES
         key = self.key[first * TOKEN_BYTES : last * TOKEN_BYTES]
         return key if last <= packed else key + key_of(self.token_ids[max(first, packed) : last])
+
+    def packed_key(self, first: int, last: int, least: int) -> tuple[bytes, Tail | None]:
+        """Tokens [first, last), of which those that are packed already, and at least the first
+        `least`, come as the prefix tree compares them."""
+        packed = max(len(self.key) // TOKEN_BYTES, first + least)
+        if last <= packed:
+            return self.key_of(first, last), None
+        return self.key_of(first, packed), Tail(self.token_ids, packed, last)
 
     @property
     def turn_key(self) -> tuple[str, str]:

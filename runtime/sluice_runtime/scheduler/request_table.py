@@ -15,7 +15,6 @@ from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
 from typing import Final, NamedTuple, Protocol
 
-from sluice_runtime.scheduler.prefix_cache import key_of
 from sluice_runtime.scheduler.request import TRANSITIONS, Phase, Request, rows_needing_page
 
 INITIAL: Final = 0.7
@@ -105,7 +104,7 @@ class RequestTable:
         _move(request, Phase.WAITING)
         request.waiting_since_seconds = now
         request.queued_tokens = len(request.token_ids)
-        request.key = key_of(request.token_ids)
+        request.key = request.key_of(0, len(request.token_ids))
         self.waiting.push_front(request)
 
     def end(self, request: Request) -> None:

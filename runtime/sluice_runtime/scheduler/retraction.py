@@ -53,6 +53,7 @@ def plan_retraction(
     prefilling: Request | None,
     available_pages: int,
     page_size: int,
+    in_transfer: Callable[[Request], bool],
     *,
     others_hold: bool = False,
 ) -> RetractionPlan:
@@ -61,7 +62,8 @@ def plan_retraction(
 
     The last running request stays, and takes the pages of the request in prefill if necessary. If
     even that is not enough it is stuck, or goes back to the queue if others hold pages that they
-    will give back (`others_hold`).
+    will give back (`others_hold`). Pages that a transfer uses (`in_transfer`) come free after it,
+    so such requests go last, and a prompt that is read stays.
     """
     if len(running) <= available_pages:
         return RetractionPlan()
@@ -69,18 +71,25 @@ def plan_retraction(
     if needed_pages <= max(0, available_pages):
         return RetractionPlan()
     message = f"decode needs {needed_pages} pages, {available_pages} are free or cached"
+    holders = [*running, *([prefilling] if prefilling else [])]
+    read = {request for request in holders if request.transfers and in_transfer(request)}
     order = sorted(running, key=_retraction_order)
-    candidates = [*order[:-1], *([prefilling] if prefilling else [])]
+    if read:
+        order.sort(key=read.__contains__)
+    candidates = order[:-1]
+    if prefilling and prefilling not in read:
+        candidates.append(prefilling)
     victims: list[Request] = []
     unlocking = Unlocking()
     for victim in candidates:
         victims.append(victim)
-        available_pages += len(victim.page_ids) - lock_of(victim).pages + victim.reserved_pages
-        available_pages += unlocking.add(lock_of(victim))
+        if victim not in read:
+            available_pages += len(victim.page_ids) - lock_of(victim).pages + victim.reserved_pages
+            available_pages += unlocking.add(lock_of(victim))
         needed_pages -= victim is not prefilling and len(rows_needing_page([victim], page_size))
         if needed_pages <= available_pages:
             return RetractionPlan(tuple(victims), None, "PoolFull", message)
-    if others_hold:
+    if others_hold or read:
         return RetractionPlan((*victims, order[-1]), None, "PoolFull", message)
     return RetractionPlan(tuple(victims), order[-1], "PoolTooSmall", message)
 

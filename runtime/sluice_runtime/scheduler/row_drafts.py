@@ -88,13 +88,14 @@ class DraftedRow:
     def follow(self, token_ids: Sequence[int], most: int) -> None:
         """Updates the row to the request's present tokens, compares the first draft with the drawn
         token, and looks up at most `most` further drafts."""
-        if len(token_ids) == self.tokens:
+        length = len(token_ids)
+        if length == self.tokens:
             return
-        drafted = self.drafts and self.drafts[0] != NO_TOKEN
-        if drafted and len(token_ids) == self.tokens + 1:
+        if self.drafts and self.drafts[0] != NO_TOKEN and length == self.tokens + 1:
             self.learn(right=token_ids[-1] == self.drafts[0])
-        self.tokens = len(token_ids)
-        self.lacks_index |= self.source.index(token_ids, NEW_TOKENS) == NEW_TOKENS
+        self.tokens = length
+        if self.source.index(token_ids, NEW_TOKENS) == NEW_TOKENS:
+            self.lacks_index = True
         self.drafts = self.source.draft(token_ids, most)
 
     def learn(self, *, right: bool, weight: float = LEARNING) -> None:

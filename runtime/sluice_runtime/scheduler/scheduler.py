@@ -41,6 +41,7 @@ from sluice_runtime.scheduler.prefill_planner import (
     PrefillPlanner,
     StepInFlight,
 )
+from sluice_runtime.scheduler.prefix_cache import key_of
 from sluice_runtime.scheduler.request import (
     Fence,
     Phase,
@@ -265,14 +266,10 @@ class Scheduler:
     def _plan_retraction(self, now: float, launched: Sequence[Request]) -> RetractionPlan:
         """Plans victims for missing pages of the next decode step, else for a far more urgent
         request."""
-        running = self._table.running.ready()
-        plan = plan_retraction(
-            running,
-            self._table.prefilling,
-            self._kv.available_pages,
-            self._settings.page_size,
-            others_hold=bool(self._table.preallocated) or self._kv.has_leases,
-        )
+        table, kv, size = self._table, self._kv, self._settings.page_size
+        running, cut, pages = table.running.ready(), table.prefilling, kv.available_pages
+        held = bool(table.preallocated) or kv.has_leases
+        plan = plan_retraction(running, cut, pages, size, kv.in_transfer, others_hold=held)
         if plan.needed:
             return plan
         return self._planner.plan_preemption(now, running, launched)
@@ -367,10 +364,8 @@ class Scheduler:
         request."""
         size, start = self._settings.page_size, item.start if item.match is None else 0
         pages = tuple(page_ids[start // size : pages_for(item.end, size)])
-        cached = tuple(item.request.token_ids[start : item.start])
-        chunk = FinishedChunk(
-            item.request.request_id, row, start, item.end, pages, cached + token_ids
-        )
+        tokens = item.request.key_of(start, item.start) + key_of(token_ids)
+        chunk = FinishedChunk(item.request.request_id, row, start, item.end, pages, tokens)
         self._finished_chunks.append(chunk)
 
     def _verified(

@@ -20,8 +20,11 @@ speculation.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from sluice_runtime.scheduler.admission import PrefillItem
@@ -78,14 +81,11 @@ class DraftRoom(NamedTuple):
     """Pages left after decode rows have theirs."""
 
 
-class Candidate(NamedTuple):
-    """A draft that a step may have."""
-
-    chance: float
-    """Probability that the draft is kept."""
-    request: Request
-    number: int
-    """Position of the draft in its row: 1 is the first."""
+Candidate = tuple[float, Request, int, int, float]
+"""A draft that a step may have: the probability that it is kept; its request; its position in the
+row, from 1; pages that it opens, 0 or 1; seconds in which the draft model would catch up on the
+row, 0 for all but the first draft of a row."""
+CHANCE: Final = itemgetter(0)
 
 
 @dataclass(slots=True)
@@ -108,12 +108,6 @@ class StepDrafts:
     lacked: int = 0
     """Tokens that the draft model catches up on."""
 
-    def add(self, request: Request, chance: float, pages: int) -> None:
-        """Adds one draft."""
-        self.counts[request] = self.counts.get(request, 0) + 1
-        self.tokens, self.drafted = self.tokens + 1, self.drafted + 1
-        self.expected, self.pages = self.expected + chance, self.pages + pages
-
 
 class Speculation:
     """The drafts of one engine."""
@@ -129,6 +123,7 @@ class Speculation:
         settings."""
         self._drafts_of_row = drafts_of_row or self._by_settings
         self._settings = settings
+        self._lags, self._target = settings.draft_lags, settings.target
         self._table = table
         self._kv = kv
         self._rows: dict[Request, DraftedRow] = {}
@@ -152,7 +147,7 @@ class Speculation:
         known, so they will probably have drafts afterwards. Never while prompts wait and a time is
         promised."""
         table = self._table
-        if self._settings.target and (table.prefilling or len(table.waiting)):
+        if self._target and (table.prefilling or len(table.waiting)):
             return False
         return any(self.plan(self._table.running.ready(), ()))
 
@@ -185,7 +180,7 @@ class Speculation:
                 row.learn(right=right, weight=PROBE_LEARNING if probed else self._learning)
                 self._chance += LEARNING_OF_ALL * (right - self._chance)
             row.wait(len(request.token_ids), right=accepted > 0, probed=probed)
-            row.probe_again = probed and lacked > 1 and self._settings.draft_lags
+            row.probe_again = probed and lacked > 1 and self._lags
 
     def landed(self, batch: Batch, seconds: float) -> None:
         """Learns from the duration of a step."""
@@ -249,9 +244,7 @@ class Speculation:
 
     def _lag_seconds(self, request: Request) -> float:
         """Predicted time for the draft model to catch up on a row."""
-        if not self._settings.draft_lags:
-            return 0.0
-        return self._lag.token_seconds * _lag_tokens(request)
+        return self._lag.token_seconds * _lag_tokens(request) if self._lags else 0.0
 
     def _add_probes(self, step: StepDrafts, room: DraftRoom) -> None:
         """Adds probes for all rows that have waited long enough, once earlier losses are paid back:
@@ -271,7 +264,10 @@ class Speculation:
         for request in sorted(waited, key=_lag_tokens):
             lag += self._lag_seconds(request)
             step.passes = 1
-            if (lag > most and not again) or not self._adds(step, request, 0.0, room):
+            place, size = request.computed_tokens + 1, self._settings.page_size
+            opens = int(place >= len(request.page_ids) * size and not place % size)
+            probe = (0.0, request, 1, opens, 0.0)
+            if (lag > most and not again) or not self._adds(step, probe, room):
                 break
             self._probes.append(request)
         step.passes = min(1, len(self._probes))
@@ -301,31 +297,31 @@ class Speculation:
         later."""
         seconds = self._time.seconds(step.tokens, step.passes)
         lag = 0.0
-        if self._settings.draft_lags:
+        if self._lags:
             lag = sum(map(self._lag_seconds, (*step.counts, *step.catching_up)))
         return step.expected / (seconds + lag / PAID_BACK_WITHIN)
 
     def _candidates(self, probes: StepDrafts, most: int) -> list[Candidate]:
         """Possible drafts of all rows, the most likely first. A row's second draft counts only if
         its first is right, and so on."""
-        least = self._least_chance(probes)
-        chances: list[tuple[float, int, Request, int]] = []
-        for place, (request, row) in enumerate(self._rows.items()):
-            if row.chance < LEAST_CHANCE or request in self._probes:
+        least, size = self._least_chance(probes), self._settings.page_size
+        candidates: list[Candidate] = []
+        for request, row in self._rows.items():
+            if not row.drafts or row.chance < LEAST_CHANCE or request in self._probes:
                 continue
-            chance = row.chance
+            chance, lag = row.chance, self._lag_seconds(request)
+            place, held = request.computed_tokens, len(request.page_ids) * size
             for number in range(1, min(len(row.drafts), request.remaining_tokens - 1) + 1):
                 if chance < least:
                     break
-                chances.append((-chance, place, request, number))
-                chance *= row.chance
-        chances.sort()
+                place += 1
+                opens = int(place >= held and not place % size)
+                candidates.append((chance, request, number, opens, lag))
+                chance, lag = chance * row.chance, 0.0
+        candidates.sort(key=CHANCE, reverse=True)
         # More candidates than there is room for, since some may open a page or lack too many
         # tokens.
-        return [
-            Candidate(-less, request, number)
-            for less, _, request, number in chances[: max(0, 2 * most)]
-        ]
+        return candidates[: max(0, 2 * most)]
 
     def _least_chance(self, probes: StepDrafts) -> float:
         """Probability below which no draft pays: each one that pays makes the next one's harder."""
@@ -347,47 +343,46 @@ class Speculation:
         row."""
         step = replace(probes, counts={**probes.counts}, catching_up={**probes.catching_up})
         step.passes = max(passes, probes.passes)
-        lags, known, token_seconds = (
-            self._settings.draft_lags,
-            self._time.known,
-            self._time.token_seconds,
-        )
+        known, token_seconds, counts = self._time.known, self._time.token_seconds, step.counts
         begun = self._time.seconds(step.tokens, step.passes) - step.tokens * token_seconds
-        lag = 0.0
-        for chance, request, count in candidates:
-            if count > most or count != step.counts.get(request, 0) + 1:
+        plenty = min(room.rows, room.tokens) - step.drafted, room.pages - step.pages
+        if known and len(candidates) <= min(plenty) and not (self._lags or self._target):
+            listed = [candidate for candidate in candidates if candidate[2] <= most]
+            return _paying(step, listed, begun, token_seconds)
+        for candidate in candidates:
+            chance, request, number, _, lag = candidate
+            if number > most or number != counts.get(request, 0) + 1:
                 continue
-            if lags:
-                lag = self._lag_seconds(request) / PAID_BACK_WITHIN if count == 1 else 0.0
-            seconds = begun + step.tokens * token_seconds
-            if known and chance * seconds <= step.expected * (token_seconds + lag):
-                if lag:
-                    continue
-                break
-            self._adds(step, request, chance, room)
+            if known:
+                seconds = begun + step.tokens * token_seconds
+                price = token_seconds + lag / PAID_BACK_WITHIN
+                if chance * seconds <= step.expected * price:
+                    if lag:
+                        continue
+                    break
+            self._adds(step, candidate, room)
         return step
 
-    def _adds(self, step: StepDrafts, request: Request, chance: float, room: DraftRoom) -> bool:
+    def _adds(self, step: StepDrafts, candidate: Candidate, room: DraftRoom) -> bool:
         """Gives a row one more draft, if there is room and the promise is kept. If the draft model
         lacks more of the row's tokens than a step has room for, it only catches up in this step."""
-        count = step.counts.get(request, 0) + 1
+        chance, request, number, opens, _ = candidate
         left = room.tokens - step.drafted - step.lacked
-        opens = _opens_page(request, count, self._settings.page_size)
         if step.drafted >= room.rows or left < 1 or step.pages + opens > room.pages:
             return False
-        if not (self._settings.draft_lags or self._settings.target):
-            step.add(request, chance, opens)
-            return True
-        lacked = _lag_tokens(request) if self._settings.draft_lags and count == 1 else 0
-        computed = min(lacked, left)
-        lag_seconds = (step.lacked + computed) * self._lag.token_seconds
-        if not self._keeps_target(step.tokens + 1, step.passes, lag_seconds):
-            return False
+        lacked = _lag_tokens(request) if self._lags and number == 1 else 0
+        if self._target:
+            lag_seconds = (step.lacked + min(lacked, left)) * self._lag.token_seconds
+            seconds = self._time.at_most(step.tokens + 1, step.passes) + lag_seconds
+            if seconds * MARGIN > self._target.seconds:
+                return False
         if lacked > left:
             self._catch_up(step, request, chance, left)
             return False
-        step.lacked += lacked
-        step.add(request, chance, opens)
+        step.counts[request] = number
+        step.drafted, step.lacked = step.drafted + 1, step.lacked + lacked
+        step.tokens, step.expected = step.tokens + 1, step.expected + chance
+        step.pages += opens
         return True
 
     def _catch_up(self, step: StepDrafts, request: Request, chance: float, left: int) -> None:
@@ -400,20 +395,26 @@ class Speculation:
             step.lacked += tokens
             step.expected += chance
 
-    def _keeps_target(self, tokens: int, passes: int, lag_seconds: float) -> bool:
-        """Whether a step of this size keeps the promised time; True without a promise."""
-        target = self._settings.target
-        if not target:
-            return True
-        return (self._time.at_most(tokens, passes) + lag_seconds) * MARGIN <= target.seconds
+
+def _paying(
+    step: StepDrafts, candidates: Sequence[Candidate], begun: float, token_seconds: float
+) -> StepDrafts:
+    """The step with its candidates that pay, where there is room for all of them. Each one that
+    pays makes the next one's price higher, so they are the first ones."""
+    chances = [candidate[0] for candidate in candidates]
+    expected = list(accumulate(chances, initial=step.expected))
+
+    def pays_not(number: int) -> bool:
+        seconds = begun + (step.tokens + number) * token_seconds
+        return chances[number] * seconds <= expected[number] * token_seconds
+
+    paying = bisect_left(range(len(candidates)), True, key=pays_not)
+    step.counts |= {request: number for _, request, number, _, _ in candidates[:paying]}
+    step.tokens, step.drafted = step.tokens + paying, step.drafted + paying
+    step.expected = expected[paying]
+    return step
 
 
 def _lag_tokens(request: Request) -> int:
     """Number of a row's tokens that the draft model lacks, not counting the last."""
     return request.computed_tokens - request.draft_computed_tokens
-
-
-def _opens_page(request: Request, drafts: int, page_size: int) -> int:
-    """1 if the last of `drafts` drafts opens a page, else 0."""
-    place = request.computed_tokens + drafts
-    return int(place % page_size == 0 and place >= len(request.page_ids) * page_size)

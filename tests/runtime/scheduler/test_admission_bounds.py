@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_runtime.scheduler.admission import AdmitResult, PrefillAdder
-from sluice_runtime.scheduler.admission_bounds import CLAIM_SECONDS, AdapterSlots
+from sluice_runtime.scheduler.admission_bounds import CLAIM_SECONDS, AdapterSlots, PrefixesInFlight
 from sluice_runtime.scheduler.batch import Batch
+from sluice_runtime.scheduler.prefix_cache import Match
 from sluice_runtime.scheduler.request import Request, request_from
 
 from tests.examples import examples
@@ -332,3 +333,24 @@ def longest_wait(
             queue.remove(starting)
         assert len({row.adapter for row in running}) <= most
     return None
+
+
+def test_a_prefix_in_flight_is_looked_up_once_whatever_others_have_cached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts: list[int] = []
+    part = PrefixesInFlight._part
+
+    def counted(prefixes: PrefixesInFlight, request: Request, cached_pages: int) -> Any:
+        parts.append(cached_pages)
+        return part(prefixes, request, cached_pages)
+
+    monkeypatch.setattr(PrefixesInFlight, "_part", counted)
+    prefixes = PrefixesInFlight(settings_of(page_size=4, prefix_cache=True), [])
+    for pages in range(50):
+        match = Match("", (), pages, 0, 0)
+        first, second = waiting(400), waiting(400)
+        assert not prefixes.covers(first, match), "what others have cached is not the same"
+        prefixes.add(first, pages)
+        assert prefixes.covers(second, match)
+    assert len(parts) == 3 * 50

@@ -8,7 +8,8 @@ import pytest
 from sluice_runtime.scheduler import host_tier
 from sluice_runtime.scheduler.batch import Batch
 from sluice_runtime.scheduler.host_index import HostIndex
-from sluice_runtime.scheduler.host_tier import LEAST_WAIT_SECONDS
+from sluice_runtime.scheduler.host_tier import LEAST_WAIT_SECONDS, HostTier
+from sluice_runtime.scheduler.prefix_cache import PrefixCache, key_of
 from sluice_runtime.scheduler.settings import HostPages
 
 from tests.runtime.scheduler.building import Bench, request, settings_of
@@ -48,6 +49,26 @@ def test_a_prefix_comes_back_after_everything_was_evicted() -> None:
     assert b.cached["again"] == 20
     assert tier(b).counts.hit_tokens == {"memory": 20}
     assert sum(batch.extend_tokens for batch in batches) == 4
+
+
+def test_pages_are_hashed_a_few_a_step_from_the_beginning_of_their_prefix() -> None:
+    """The prefix is split meanwhile, so what is hashed next continues what is not."""
+    cache, ids = PrefixCache(PAGE, new_pages=2), list(range(6 * PAGE))
+    settings = settings_of(page_size=PAGE, host_pages=MEMORY)
+    HostTier(settings, cache, lambda: 0.0, lambda *lease: None, lambda fence: None)
+    cache.extend(cache.lock(cache.match("", b"", 0)), key_of(ids), list(range(6)))
+    upper = cache.lock(cache.match("", key_of(ids), 4)).node
+    (lower,) = upper.children.values()
+    hashed = [(len(upper.digests), len(lower.digests))]
+    for _ in range(3):
+        cache.begin_step()
+        hashed.append((len(upper.digests), len(lower.digests)))
+    assert hashed == [(2, 0), (4, 0), (4, 2), (4, 2)]
+    whole = PrefixCache(PAGE)
+    HostTier(settings, whole, lambda: 0.0, lambda *lease: None, lambda fence: None)
+    lock = whole.lock(whole.match("", b"", 0))
+    whole.extend(lock, key_of(ids), list(range(6)))
+    assert lock.node.digests == upper.digests + lower.digests
 
 
 def test_without_the_tier_it_is_computed_anew() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sluice_runtime.scheduler import ngram
 from sluice_runtime.scheduler.ngram import LONGEST, NGramDrafts, NGramIndex
 
 from tests.examples import examples
@@ -49,6 +52,33 @@ def test_an_index_grows_with_the_answer() -> None:
         tokens.append(token)
         assert draft(tokens, 1, drafts) == ()
     assert draft([*tokens, 57, 58], 2, drafts) == (59, 60)
+
+
+def test_a_long_answer_has_few_stretches_to_look_up() -> None:
+    drafts, tokens = NGramDrafts(), [*range(300)]
+    drafts.index(tokens, 300)
+    for _ in range(20):
+        tokens += range(len(tokens), len(tokens) + 1000)
+        drafts.index(tokens, 1000)
+    assert len(drafts._stretches) <= 5
+
+
+def test_pairs_that_are_only_alike_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[int] = []
+    in_common = ngram._in_common
+
+    def counted(tokens: Sequence[int], place: int) -> int:
+        compared.append(place)
+        return in_common(tokens, place)
+
+    monkeypatch.setattr(ngram, "_in_common", counted)
+    drafts, tokens = NGramDrafts(), [*range(2000)]
+    for token in range(2000, 2900):
+        tokens.append(token)
+        draft(tokens, 1, drafts)
+    assert not compared
+    draft([*tokens, 57, 58], 1, drafts)
+    assert compared == [59]
 
 
 def test_a_long_prompt_is_indexed_in_several_calls_from_its_end() -> None:

@@ -60,7 +60,7 @@ def test_what_a_transfer_reads_stays_until_it_is_over(
     for number, (operation, choice) in enumerate(operations):
         holders = [r for r in bench.scheduler._table.requests if r.row is not None]
         if operation == "add":
-            bench.add(request(f"r{number}", [choice % 2] * (choice % 30 + 1), choice % 9 + 1))
+            bench.add(request(f"r{number}", [choice % 2] * (choice % 30 + 1), choice % 29 + 1))
         elif operation == "step":
             bench.step()
         elif operation == "begin" and holders:

@@ -7,7 +7,8 @@ import typing
 import pytest
 from sluice_contract.config.engine import EvictionPolicy
 from sluice_runtime.scheduler.admission_bounds import Locking, Unlocking
-from sluice_runtime.scheduler.prefix_cache import EVICTIONS, Lock, Match, Node, PrefixCache, key_of
+from sluice_runtime.scheduler.eviction import EVICTIONS
+from sluice_runtime.scheduler.prefix_cache import Lock, Match, Node, PrefixCache, Tail, key_of
 
 from tests.runtime.scheduler.building import Bench, request, settings_of
 from tests.runtime.scheduler.fake_runner import answer_to
@@ -54,6 +55,17 @@ def test_what_was_put_is_found_in_whole_pages() -> None:
     assert tree.find("abcdef").pages == 4
     half = key_of(tokens("abc")[:-1])
     assert tree.match("", half, 99).pages == 2, "the third page differs in its last token"
+
+
+def test_a_prefix_is_shortened_and_found_before_it_is_packed() -> None:
+    tree, ids = PrefixCache(PAGE, new_pages=1), tokens("abcdef")
+    lock = tree.lock(tree.match("", b"", 0))
+    tree.extend(lock, key_of(ids[:PAGE]), list(range(6)), Tail(ids, PAGE, len(ids)))
+    tree.unlock(lock)
+    assert tree.evict(2) == [4, 5]
+    assert lock.node.tail is not None
+    match = tree.match("", key_of(ids), 9)
+    assert (match.pages, match.page_ids()) == (4, [0, 1, 2, 3])
 
 
 @pytest.mark.parametrize("most", range(6))

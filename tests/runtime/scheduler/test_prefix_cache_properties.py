@@ -9,11 +9,13 @@ from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from sluice_runtime.scheduler.admission_bounds import Locking, Unlocking
+from sluice_runtime.scheduler.eviction import EVICTIONS
 from sluice_runtime.scheduler.prefix_cache import (
-    EVICTIONS,
+    TOKEN_BYTES,
     Lock,
     Match,
     PrefixCache,
+    Tail,
     key_of,
     path_of,
 )
@@ -22,16 +24,21 @@ from tests.examples import examples
 
 KEYS = st.text("ab", max_size=7)
 """A letter is a page; with two letters most keys share a beginning."""
+YES_OR_NO = st.booleans()
 NAMESPACES = st.sampled_from(["", "salt"])
 
 
 class TreeMachine(RuleBasedStateMachine):
     """`cached` maps namespace and prefix to its last page: all that can be found."""
 
-    @initialize(page_size=st.sampled_from([1, 3]), eviction=st.sampled_from(list(EVICTIONS)))
-    def build(self, page_size: int, eviction: str) -> None:
+    @initialize(
+        page_size=st.sampled_from([1, 3]),
+        eviction=st.sampled_from(list(EVICTIONS)),
+        new_pages=st.sampled_from([1, 2, 99]),
+    )
+    def build(self, page_size: int, eviction: str, new_pages: int) -> None:
         self.size = page_size
-        self.tree = PrefixCache(page_size, EVICTIONS[eviction])
+        self.tree = PrefixCache(page_size, EVICTIONS[eviction], new_pages)
         self.cached: dict[tuple[str, str], int] = {}
         self.holders: list[tuple[Lock, str, str]] = []
         """Lock, namespace and key of the locked path."""
@@ -42,8 +49,11 @@ class TreeMachine(RuleBasedStateMachine):
         self.in_tree: set[int] = set()
         self.made = 0
 
+    def tokens(self, pages: str) -> list[int]:
+        return [ord(page) + offset for page in pages for offset in range(self.size)]
+
     def key(self, pages: str) -> bytes:
-        return key_of([ord(page) + offset for page in pages for offset in range(self.size)])
+        return key_of(self.tokens(pages))
 
     def found(self, namespace: str, pages: str) -> list[int]:
         ids: list[int] = []
@@ -81,13 +91,18 @@ class TreeMachine(RuleBasedStateMachine):
         self.hold(*places[pick % len(places)], 7)
 
     @precondition(lambda self: self.holders)
-    @rule(pick=st.integers(0, 99), pages=st.text("ab", min_size=1, max_size=3))
-    def grow(self, pick: int, pages: str) -> None:
+    @rule(
+        pick=st.integers(0, 99), pages=st.text("ab", min_size=1, max_size=5), packed=st.booleans()
+    )
+    def grow(self, pick: int, pages: str, packed: bool) -> None:
         index = pick % len(self.holders)
         lock, namespace, held = self.holders[index]
         ids = list(range(self.made, self.made + len(pages)))
         self.made += len(pages)
-        canonical = self.tree.extend(lock, self.key(pages), list(ids))
+        tokens, first = self.tokens(held + pages), (len(held) + 1) * self.size
+        tail = None if packed or first == len(tokens) else Tail(tokens, first, len(tokens))
+        key = self.key(pages[:1] if tail else pages)
+        canonical = self.tree.extend(lock, key, list(ids), tail)
         known = self.found(namespace, held + pages)[len(held) :]
         assert canonical == known
         for offset in range(len(known), len(pages)):
@@ -138,6 +153,10 @@ class TreeMachine(RuleBasedStateMachine):
             assert len(prefix) == 1 or (namespace, prefix[:-1]) in self.cached
 
     @rule()
+    def step(self) -> None:
+        self.tree.begin_step()
+
+    @rule()
     def flush(self) -> None:
         self.left(self.tree.flush())
         self.cached.clear()
@@ -168,6 +187,13 @@ class TreeMachine(RuleBasedStateMachine):
         held = [page for node in locked for page in node.page_ids]
         assert (len(free), len(held)) == (self.tree.evictable_pages, self.tree.protected_pages)
         assert sorted(free + held) == sorted(self.in_tree)
+
+    @invariant()
+    def a_node_has_the_tokens_of_its_pages(self) -> None:
+        for node in self.tree.nodes() if hasattr(self, "tree") else ():
+            unpacked = node.tail.last - node.tail.first if node.tail else 0
+            tokens = len(node.packed) // TOKEN_BYTES + unpacked
+            assert tokens == len(node.page_ids) * self.size
 
     def teardown(self) -> None:
         if not hasattr(self, "tree"):

@@ -3,6 +3,7 @@ urgent request."""
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -27,6 +28,11 @@ def running(name: str, prompt: int, output: int, pages: int) -> Request:
     return made
 
 
+def nowhere(request: Request) -> bool:
+    """Whether a transfer uses its pages."""
+    return False
+
+
 def test_fewest_output_tokens_then_longest_input() -> None:
     rows = [
         running("many", 10, 9, 1),
@@ -34,27 +40,68 @@ def test_fewest_output_tokens_then_longest_input() -> None:
         running("few-long", 30, 2, 1),
         running("most", 10, 20, 1),
     ]
-    plan = plan_retraction(rows, None, 0, 4)
+    plan = plan_retraction(rows, None, 0, 4, nowhere)
     assert [victim.request_id for victim in plan.victims] == ["few-long", "few-short"]
     assert (plan.reason, plan.stuck) == ("PoolFull", None)
     assert plan.message == "decode needs 4 pages, 0 are free or cached"
 
 
 def test_nobody_goes_when_the_pages_are_there() -> None:
-    assert plan_retraction([running("a", 4, 0, 1)], None, 1, 4).victims == ()
+    assert plan_retraction([running("a", 4, 0, 1)], None, 1, 4, nowhere).victims == ()
 
 
 def test_the_last_row_takes_the_pages_of_a_prompt_in_the_making() -> None:
     prompt = running("prompt", 40, 0, 10)
-    plan = plan_retraction([running("a", 4, 3, 1)], prompt, 0, 4)
+    plan = plan_retraction([running("a", 4, 3, 1)], prompt, 0, 4, nowhere)
     assert plan.victims == (prompt,)
     assert plan.stuck is None
 
 
 def test_a_row_that_cannot_go_on_alone_is_named() -> None:
     row = running("a", 4, 3, 1)
-    plan = plan_retraction([row], None, 0, 4)
+    plan = plan_retraction([row], None, 0, 4, nowhere)
     assert (plan.victims, plan.stuck, plan.reason) == ((), row, "PoolTooSmall")
+
+
+def test_a_prompt_that_is_read_stays_and_its_pages_are_waited_for() -> None:
+    prompt, row = running("prompt", 40, 0, 10), running("a", 4, 3, 1)
+    prompt.transfers.add("transfer")
+    plan = plan_retraction([row], prompt, 0, 4, lambda request: request is prompt)
+    assert (plan.victims, plan.stuck, plan.reason) == ((row,), None, "PoolFull")
+
+
+def test_a_row_whose_pages_are_read_goes_last_and_gives_none() -> None:
+    rows = [running("read", 4, 1, 2), running("a", 4, 5, 1), running("b", 4, 9, 1)]
+    rows[0].transfers.add("transfer")
+    for available, names in ((0, ["a", "b"]), (-2, ["a", "b", "read"])):
+        plan = plan_retraction(rows, None, available, 4, lambda request: request is rows[0])
+        assert [victim.request_id for victim in plan.victims] == names
+        assert plan.stuck is None
+
+
+@pytest.mark.parametrize("seed", [4, 19, 20, 42])
+def test_pages_that_a_transfer_uses_are_not_given_to_rows(seed: int) -> None:
+    draw = random.Random(seed)
+    bench = Bench(settings_of(64, conservativeness=0.05, chunk_size=8, prefix_cache=seed % 2 == 0))
+    transfers: list[str] = []
+    for number in range(150):
+        holders = [r for r in bench.scheduler._table.requests if r.row is not None]
+        match draw.choice(["add", "add", "begin", "begin", "end", *["step"] * 5]):
+            case "add":
+                prompt = [draw.randrange(2)] * draw.randint(1, 30)
+                bench.add(request(f"r{number}", prompt, draw.randint(1, 30)))
+            case "begin" if holders:
+                transfers.append(f"transfer {number}")
+                bench.scheduler.begin_transfer(draw.choice(holders).request_id, transfers[-1])
+            case "end" if transfers:
+                bench.scheduler.end_transfer(transfers.pop(draw.randrange(len(transfers))))
+            case "step":
+                bench.step()
+    for transfer in transfers:
+        bench.scheduler.end_transfer(transfer)
+    bench.run()
+    assert bench.scheduler.status().retractions
+    assert {len(ends) for ends in bench.terminals.values()} == {1}
 
 
 def test_a_retracted_request_resumes_with_what_it_generated() -> None:
@@ -130,6 +177,17 @@ def test_only_a_difference_above_the_threshold_preempts(difference: int, preempt
     bench.add(request("comes", 8, 4, priority=3 + difference))
     bench.step()
     assert ("comes" in bench.answers) is preempts
+
+
+def test_rows_whose_pages_a_transfer_uses_are_not_preempted() -> None:
+    bench = bench_of(max_running_requests=2)
+    filled(bench, {"read": 0, "runs": 5}, answer=20)
+    bench.scheduler.begin_transfer("read", "transfer")
+    bench.add(request("urgent", 8, 4, priority=50))
+    bench.step()
+    assert running_of(bench) == {"read", "urgent"}
+    bench.scheduler.end_transfer("transfer")
+    bench.run()
 
 
 def test_the_threshold_is_a_setting() -> None:

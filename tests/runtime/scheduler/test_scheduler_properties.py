@@ -10,9 +10,12 @@ import pytest
 from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from sluice_runtime.scheduler.batch import Batch
+from sluice_runtime.scheduler.eviction import EVICTIONS
+from sluice_runtime.scheduler.host_tier import _digest, _last_digest
 from sluice_runtime.scheduler.pacing import LayerSplit
 from sluice_runtime.scheduler.policies import POLICIES
-from sluice_runtime.scheduler.prefix_cache import EVICTIONS
+from sluice_runtime.scheduler.prefix_cache import TOKEN_BYTES
 from sluice_runtime.scheduler.settings import HostPages
 
 from tests.examples import examples
@@ -25,12 +28,12 @@ SIZES = st.fixed_dictionaries(
         "page_size": st.sampled_from([1, 4, 16]),
         "chunk_pages": st.sampled_from([None, 1, 2, 5]),
         "pool_pages": st.integers(3, 14),
-        "rows": st.integers(1, 6),
+        "rows": st.sampled_from([4, 6, 3, 1, 2, 5]),
         "mixed": st.booleans(),
         "conservativeness": st.sampled_from([0.05, 1.0]),
         "shuffle": st.integers(0, 10),
         "prefill_tokens": st.sampled_from([1, 24, 4096]),
-        "prefix_cache": st.booleans(),
+        "prefix_cache": st.sampled_from([True, True, True, False]),
         "eviction": st.sampled_from(list(EVICTIONS)),
         "overlap": st.booleans(),
         "policy": st.sampled_from(["fcfs", "priority", *sorted(POLICIES)]),
@@ -54,7 +57,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @initialize(sizes=SIZES)
     def build(self, sizes: dict[str, Any]) -> None:
-        page, pages = sizes["page_size"], sizes["pool_pages"]
+        page = sizes["page_size"]
+        pages = sizes["pool_pages"] * max(1, 8 // page)
         chunk = sizes["chunk_pages"]
         order = list(range(pages))
         random.Random(sizes["shuffle"]).shuffle(order)
@@ -63,7 +67,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             page_size=page,
             chunk_size=chunk and chunk * page,
             max_running_requests=sizes["rows"],
-            max_queued_requests=6,
+            max_queued_requests=12,
             mixed=sizes["mixed"],
             conservativeness=sizes["conservativeness"],
             max_prefill_tokens=sizes["prefill_tokens"],
@@ -82,7 +86,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.bench = Bench(built, order, overlap=sizes["overlap"])
         self.bench.runner.host.steps = sizes["copy_steps"]
         self.bench.runner.host.bad_every = sizes["bad_every"]
-        if chunk and (split := sizes["split"]):
+        # The engine computes no groups of layers where a draft model computes the prompt, too.
+        if chunk and (split := sizes["split"]) and not sizes["draft_model"]:
             pages_split, layers = split
             splitting = SplitChunk(chunk * page, LayerSplit(pages_split * page, layers))
             self.bench.scheduler._pacing._choice = splitting
@@ -91,6 +96,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.generated: dict[str, int] = {}
         """Tokens of the answer that another engine generated."""
         self.disturbed: set[str] = set()
+        self.scored: set[str] = set()
+        self.scored_rows: dict[int, bool] = {}
+        """Whether the prompt of a row is scored, by row."""
+        launch = self.bench.launch
+
+        def launched() -> Batch | None:
+            if batch := launch():
+                self.scored_prompts_share_no_step_with_answers(batch)
+            return batch
+
+        self.bench.launch = launched  # type: ignore[method-assign]
 
     @rule(
         length=st.integers(0, 45),
@@ -98,6 +114,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         stop=st.sampled_from([[], [3, 7, 11]]),
         ignore_eos=st.booleans(),
         branch=st.tuples(st.integers(0, 40), st.integers(0, 3)),
+        copies=st.integers(1, 4),
         generated=st.sampled_from([0, 0, 0, 1, 9]),
         fields=st.fixed_dictionaries(
             {
@@ -105,6 +122,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 "priority": st.sampled_from([0, 0, 5, 20]),
                 "routing_key": st.sampled_from(["", "a", "b"]),
                 "adapter": st.sampled_from(["", "", *ADAPTERS]),
+                "prompt_logprobs": st.sampled_from([-1, -1, -1, 0]),
             }
         ),
     )
@@ -115,16 +133,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         stop: list[int],
         ignore_eos: bool,
         branch: tuple[int, int],
+        copies: int,
         generated: int,
         fields: dict[str, Any],
     ) -> None:
         """Prompts are alike up to a token, and go four ways from there."""
-        name = f"r{len(self.prompts)}"
         prompt = [(i + branch[1] * (i >= branch[0])) % 50 for i in range(length)]
         begun = list(takewhile(lambda token: token not in stop, answer_to(prompt, generated)))
-        self.prompts[name], self.generated[name] = prompt, len(begun)
         fields |= {"stop_token_ids": stop, "ignore_eos": ignore_eos, "generated_ids": begun}
-        self.bench.add(request(name, prompt, answer, **fields))
+        for _ in range(copies):
+            name = f"r{len(self.prompts)}"
+            self.prompts[name], self.generated[name] = prompt, len(begun)
+            if fields["prompt_logprobs"] >= 0 and not begun:
+                self.scored.add(name)
+            self.bench.add(request(name, prompt, answer, **fields))
 
     @rule(steps=st.integers(1, 6))
     def step(self, steps: int) -> None:
@@ -162,6 +184,26 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert 0 <= tokens < len(self.prompts[name])
             assert tokens % self.bench.settings.page_size == 0
 
+    def scored_prompts_share_no_step_with_answers(self, batch: Batch) -> None:
+        self.scored_rows |= {added.row: added.prompt_logprobs >= 0 for added in batch.added_rows}
+        if any(self.scored_rows[extend.row] for extend in batch.extend_rows):
+            assert not batch.answering_rows
+
+    @invariant()
+    def scored_prompts_are_computed_whole_and_told_once(self) -> None:
+        told: dict[str, list[int]] = {}
+        for delta in self.bench.deltas:
+            if delta.prompt_logprobs is not None:
+                assert delta.request_id not in told
+                told[delta.request_id] = [score.token_id for score in delta.prompt_logprobs]
+        assert told.keys() <= self.scored
+        for name in self.scored & self.bench.cached.keys():
+            assert self.bench.cached[name] == 0
+        for name in self.scored & self.bench.terminals.keys():
+            (end,) = self.bench.terminals[name]
+            if name in told or end.finish_reason in ("stop", "length"):
+                assert told.get(name, []) == self.prompts[name][1:]
+
     @invariant()
     def every_page_has_one_owner(self) -> None:
         self.bench.scheduler.check_integrity()
@@ -171,6 +213,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         active = self.bench.scheduler._table.active()
         found = {request.adapter for request in active} - {""}
         assert len(found) <= self.bench.settings.max_adapters
+
+    @invariant()
+    def pages_are_hashed_by_all_tokens_up_to_them(self) -> None:
+        cache = self.bench.scheduler._kv._cache
+        width = self.bench.settings.page_size * TOKEN_BYTES
+        for node in cache.nodes() if cache.on_insert else ():
+            digest = _last_digest(node.parent) if node.digests else b""
+            for at, known in enumerate(node.digests[: len(node.page_ids)]):
+                digest = _digest(digest, node.key[at * width : (at + 1) * width])
+                assert known == digest
 
     @invariant()
     def answers_do_not_depend_on_batching(self) -> None:

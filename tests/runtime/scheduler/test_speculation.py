@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import random
 from math import inf
+from operator import itemgetter
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from sluice_runtime.scheduler.batch import NO_TOKEN, Batch, ForwardMode, SampledTokens
 from sluice_runtime.scheduler.cost_model import StepTime
-from sluice_runtime.scheduler.kv_allocator import PageAllocator
+from sluice_runtime.scheduler.kv_allocator import KvAllocator, PageAllocator
+from sluice_runtime.scheduler.request import request_from
+from sluice_runtime.scheduler.request_table import RequestTable
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import StepTarget
+from sluice_runtime.scheduler.speculation import DraftRoom, Speculation, StepDrafts
 from sluice_runtime.wire.messages import Grammar, Sampling
 
+from tests.examples import examples
 from tests.runtime.scheduler.building import Bench, request, settings_of
 from tests.runtime.scheduler.fake_runner import answer_to
 
@@ -314,6 +321,40 @@ class Clocked:
             result = SampledTokens(batch.step, drawn, drafts=tuple(drafted))
             self.scheduler.process(batch, result, self.now)
         return self.now - began
+
+
+@given(
+    chances=st.lists(st.floats(0.1, 1.0), min_size=1, max_size=12),
+    token_seconds=st.floats(1e-6, 1e-2),
+    most=st.integers(1, 4),
+)
+@examples(60)
+def test_drafts_that_pay_are_those_that_pay_one_by_one(
+    chances: list[float], token_seconds: float, most: int
+) -> None:
+    settings = settings_of(draft_tokens=4)
+    pool, table = PageAllocator(256), RequestTable(16)
+    speculation = Speculation(settings, table, KvAllocator(settings, pool, lambda: 0.0))
+    for tokens in [1, 8] * 20:
+        speculation._time.observe(tokens, 0, 0.01 + tokens * token_seconds)
+    assert speculation._time.known
+    rows = [request_from(request(str(n), 8, 30), 30) for n in range(len(chances))]
+    for row in rows:
+        row.computed_tokens = row.draft_computed_tokens = 8
+        row.page_ids = [0]
+    candidates = [
+        (chance**number, row, number, 0, 0.0)
+        for row, chance in zip(rows, chances, strict=True)
+        for number in range(1, 5)
+    ]
+    candidates.sort(key=itemgetter(0), reverse=True)
+    step, room = StepDrafts(len(rows), len(rows)), DraftRoom(99, 99, 99)
+    at_once = speculation._filled(step, candidates, room, 0, most)
+    speculation._lags = True  # of no token: only the way is another
+    one_by_one = speculation._filled(step, candidates, room, 0, most)
+    assert at_once.counts == one_by_one.counts
+    assert (at_once.tokens, at_once.drafted) == (one_by_one.tokens, one_by_one.drafted)
+    assert at_once.expected == pytest.approx(one_by_one.expected)
 
 
 @pytest.mark.parametrize(("target_seconds", "drafts"), [(0.01, 0), (0.025, 1), (0.07, 4)])
