@@ -2,9 +2,9 @@
 
 Reads files and prints; every decision is the operator's own code. `sluice simulate` and `sluice
 autoscale replay` start the simulator, a separate program, because the operator does not import the
-runtime. `sluice translate` is `translate.command`; `sluice explain` is `explain.command`. Three
+runtime. `sluice translate` is `translate.command`; `sluice explain` is `explain.command`. Four
 commands need a cluster: `sluice autoscale history` (`history`), `sluice rollout`
-(`rollout.command`) and `sluice top` (`top.command`).
+(`rollout.command`), `sluice top` (`top.command`) and `sluice chat` (`chat.command`).
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ REPLAY: Final = "replay"
 HISTORY: Final = "history"
 ROLLOUT: Final = "rollout"
 TOP: Final = "top"
+CHAT: Final = "chat"
 SIMULATOR: Final = "sluice_simulator"
 SCALING_SIMULATOR: Final = "sluice_simulator.autoscale"
 STATUSES: Final = (
@@ -64,6 +65,7 @@ examples:
                                               another engine's flags as a service
   sluice rollout status chat -n shop          a change in a cluster; undo takes it back
   sluice top -n shop                          services, pools and engines, live
+  sluice chat chat -n shop "What is a pod?"   an answer of a service; without a prompt, a talk
 """
 
 Result = Preview | DocumentErrors
@@ -91,6 +93,10 @@ def main(arguments: list[str] | None = None) -> int:
         from sluice_operator.cli.top import command as top  # imports the client and rich
 
         return top.run(command_line[1:])
+    if command_line[:1] == [CHAT]:
+        from sluice_operator.cli.chat import command as chat  # imports the client
+
+        return chat.run(command_line[1:])
     if command_line[:1] == [TRANSLATE]:
         return translate.run(command_line[1:])
     if command_line[:1] == [EXPLAIN]:
@@ -239,6 +245,8 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser(ROLLOUT, help=text, add_help=False)
     text = "services, pools and engines of a cluster, live; see its --help"
     commands.add_parser(TOP, help=text, add_help=False)
+    text = "talks to a service of a cluster; see its --help"
+    commands.add_parser(CHAT, help=text, add_help=False)
     return parser
 
 

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -18,6 +13,7 @@ import pytest
 from sluice_contract.cluster import labels
 from sluice_operator.cli.main import main
 
+from tests.operator.cli.terminal import in_terminal
 from tests.operator.cli.top.recorded import service
 from tests.operator.harness.proxy import kubeconfig_of
 
@@ -56,55 +52,15 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     server.server_close()
 
 
-@contextmanager
-def in_terminal(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """The command in a terminal of its own, whose other end is the number."""
-    ours, theirs = pty.openpty()
-    argv = [sys.executable, "-c", "import sys; from sluice_operator.cli.entry import main;"
-            " sys.exit(main())", "top", *words]  # fmt: skip
-    environment = os.environ | {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
-    process = subprocess.Popen(
-        argv, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, preexec_fn=_heeds_signals
-    )
-    os.close(theirs)
-    try:
-        yield process, ours
-    finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
-
-
-def _heeds_signals() -> None:
-    """Also where these tests run in the background, whose children are born deaf to Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def read_until(terminal: int, part: bytes) -> bytes:
-    text = b""
-    while part not in text:
-        text += os.read(terminal, 65536)
-    return text
-
-
-def rest(terminal: int) -> bytes:
-    """What is written until the program ends: then a terminal has an error, and no end."""
-    text = b""
-    with suppress(OSError):
-        while more := os.read(terminal, 65536):
-            text += more
-    return text
-
-
 @pytest.mark.process
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_in_a_terminal_it_draws_until_a_signal_and_leaves_it_as_it_was(number: int) -> None:
-    with in_terminal("-n", "shop", "--every", "0.5") as (process, terminal):
-        begun = read_until(terminal, b"shop/chat")
-        read_until(terminal, b"shop/chat")
+    with in_terminal("top", "-n", "shop", "--every", "0.5") as (process, terminal):
+        begun = terminal.until(b"shop/chat")
+        terminal.until(b"shop/chat")
         process.send_signal(number)
-        ended = rest(terminal)
+        ended = terminal.rest()
         assert process.wait() == 128 + number
     assert SWITCH + b"h" in begun
     assert SWITCH + b"l" in ended
