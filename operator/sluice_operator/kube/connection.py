@@ -32,6 +32,8 @@ from sluice_operator.kube.errors import (
 )
 
 JSON: Final = "application/json"
+TEXT: Final = "text/plain"
+"""`accept` of a request whose answer is no JSON, as a pod's may be through the API server."""
 APPLY: Final = "application/apply-patch+yaml"
 JSON_PATCH: Final = "application/json-patch+json"
 
@@ -57,7 +59,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Response:
-    """An answer, whatever its status, with its JSON body."""
+    """An answer, whatever its status, with its JSON body, or the text that was asked for."""
 
     status: int
     body: Any
@@ -195,11 +197,17 @@ class Connection:
         await self._logged_in()
         return self._namespace
 
+    async def server(self) -> str:
+        """The URL of the API server."""
+        return str((await self._logged_in()).configuration.host)
+
     async def send(self, request: Request) -> Response:
         """See `Transport.send`."""
         async with self._answer(request, self._timeout) as answer:
             text = await answer.read()
-            return Response(answer.status, _body(answer, text), _retry_after(answer.headers))
+            is_text = request.accept == TEXT and answer.status == 200
+            body = text.decode(errors="replace") if is_text else _body(answer, text)
+            return Response(answer.status, body, _retry_after(answer.headers))
 
     async def lines(self, request: Request) -> AsyncGenerator[bytes, None]:
         """A watch: the lines of a response that continues until either side ends it.

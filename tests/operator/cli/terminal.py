@@ -11,6 +11,7 @@ import sys
 import termios
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 COMMAND = "import sys; from sluice_operator.cli.entry import main; sys.exit(main())"
 
@@ -25,6 +26,10 @@ class Terminal:
     def type(self, keys: bytes) -> None:
         """Types keys."""
         os.write(self._descriptor, keys)
+
+    def settings(self) -> list[Any]:
+        """What `stty` shows, such as whether keys are echoed."""
+        return termios.tcgetattr(self._descriptor)
 
     def until(self, part: bytes) -> bytes:
         """What is written until `part` has come, and `part`."""
