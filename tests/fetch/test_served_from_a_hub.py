@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from sluice_runtime.process.serve import DownloadText, downloaded, main
 
 from tests.fetch.hub_server import COMMIT, OTHER_COMMIT, Hub
 
+TINY = Path(__file__).parents[2] / "e2e" / "model" / "sluice-tiny"
 MODEL = {"uri": "hf://org/name"}
 
 
@@ -77,6 +80,19 @@ def test_a_repository_that_is_not_there_is_one_line(
     said = capsys.readouterr().err
     assert said.startswith(f"sluice serve: hf://org/gone: {RepositoryNotFoundError.reason}: ")
     assert said.count("\n") == 1
+
+
+@pytest.mark.process
+def test_an_engine_serves_what_was_downloaded(hub: Hub, tmp_path: Path) -> None:
+    hub.files = {file.name: file.read_bytes() for file in TINY.iterdir() if file.is_file()}
+    words = ["org/name", "--cache", str(tmp_path), "--port", "0", "--set", "threads=1"]
+    command = [sys.executable, "-m", "sluice_runtime.process.serve", *words]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as engine:
+        assert engine.stderr is not None
+        assert any("ready: 'name' answers" in line for line in engine.stderr)
+        engine.terminate()
+        engine.stderr.read()
+        assert engine.wait(30) == 0
 
 
 def test_a_terminal_shows_progress_on_one_line() -> None:

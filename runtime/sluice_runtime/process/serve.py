@@ -95,8 +95,8 @@ def engine_config(options: argparse.Namespace, *, has_gpu: bool) -> Config:
         if not (options.port.isascii() and options.port.isdigit()):
             raise UnusableOptionError("--port", options.port, "a number from 0 to 65535")
         config = _merged(config, {"server": {"port": int(options.port)}})
-    if options.settings:
-        config = _merged(config, _object("--settings", options.settings, options.settings))
+    for settings in options.settings:
+        config = _merged(config, _object("--settings", settings, settings))
     for setting in options.set:
         config = _merged(config, _setting(setting))
     if has_gpu:
@@ -259,7 +259,7 @@ def _name_text(model: Mapping[str, Any]) -> str:
     """Under which name a model is served, and how that is changed."""
     uri = str(model["uri"])
     name = ModelRef.model_construct(uri=uri, name=model.get("name")).served_name
-    return f"{uri} as {name}; another name: --set model.name=NAME"
+    return f"{uri} as {name}; another name: --set model.name=NAME (make serve: SETTINGS)"
 
 
 def _missing(modules: Iterable[str]) -> str | None:
@@ -296,7 +296,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", type=Path, metavar="FILE", help="an engine.json to begin with")
     text = "a key of engine.json, such as schedulingPolicy=lpm or model.name=NAME; repeatable"
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=text)
-    parser.add_argument("--settings", metavar="JSON", help="keys of engine.json as a JSON object")
+    text = "keys of engine.json as a JSON object; repeatable, the last wins"
+    parser.add_argument("--settings", action="append", default=[], metavar="JSON", help=text)
     text = "where models are downloaded to (%(default)s)"
     parser.add_argument("--cache", type=Path, default=_cache(), metavar="FOLDER", help=text)
     return parser

@@ -52,7 +52,8 @@ def test_each_option_wins_over_the_one_before(tmp_path: Path) -> None:
     words += ["hf://org/name", "--port", "2"]
     assert config(*words)["model"] == {"uri": "hf://org/name", "name": "n"}
     assert config(*words)["server"] == {"port": 2}
-    words += ["--settings", '{"server": {"port": 3}, "slo": {"y": 2}}']
+    words += ["--settings", '{"server": {"port": 7}, "slo": {"y": 2}}']
+    words += ["--settings", '{"server": {"port": 3}}']
     assert config(*words)["server"] == {"port": 3}
     words += ["--set", "server.port=4", "--set", "schedulingPolicy=lpm", "--set", "slo.x=true"]
     settings = config(*words)

@@ -95,10 +95,7 @@ def test_who_ends_the_script_ends_the_engine() -> None:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as script:
         assert script.stderr is not None
         begun = list(until_ready(script.stderr))
-        assert (
-            "… serving dummy://qwen3-tiny as qwen3-tiny; another name: --set model.name=NAME\n"
-            in begun
-        )
+        assert any("… serving dummy://qwen3-tiny as qwen3-tiny; another" in line for line in begun)
         assert any(", available_mem=" in line for line in begun)
         script.terminate()
         ended = script.stderr.read()

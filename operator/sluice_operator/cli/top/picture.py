@@ -23,7 +23,7 @@ from sluice_operator.cli.top.snapshot import Snapshot, key_of
 from sluice_operator.cli.top.traffic import (
     PERCENTILES,
     EngineRates,
-    Traffic,
+    TrafficRates,
     engine_rates,
     ledger,
     traffic,
@@ -174,7 +174,7 @@ def _slo(scaling: Manifest, pools: Iterable[PoolRow]) -> Text:
     return text
 
 
-def _traffic(now: Traffic) -> Text:
+def _traffic(now: TrafficRates) -> Text:
     """Requests and tokens a second, and TTFT."""
     parts = []
     if now.requests_per_second is not None:

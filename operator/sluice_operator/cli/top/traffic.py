@@ -18,7 +18,7 @@ from sluice_operator.cli.top.snapshot import Key, RouterCounts, Snapshot
 PERCENTILES: Final = (50, 95)
 
 
-class Traffic(NamedTuple):
+class TrafficRates(NamedTuple):
     """What happened between two looks, or since the routers started."""
 
     seconds: float | None
@@ -46,12 +46,12 @@ class EngineRates(NamedTuple):
         return self.prompt if self.role is Role.PREFILL else self.generated
 
 
-def traffic(key: Key, snapshot: Snapshot) -> Traffic | None:
+def traffic(key: Key, snapshot: Snapshot) -> TrafficRates | None:
     """Traffic of a service; None where nothing is known."""
     counts, before = snapshot.counts.get(key, {}), snapshot.before
     if before is None:
         ttft = _ttft(counts, {})
-        return Traffic(None, None, None, None, ttft) if ttft is not None else None
+        return TrafficRates(None, None, None, None, ttft) if ttft is not None else None
     earlier = {
         name: count
         for name, count in before.counts.get(key, {}).items()
@@ -63,7 +63,7 @@ def traffic(key: Key, snapshot: Snapshot) -> Traffic | None:
     if seconds <= 0 or not (later or rates):
         return None
     ended = sum(_ended(later[name]) - _ended(earlier[name]) for name in later)
-    return Traffic(
+    return TrafficRates(
         seconds,
         ended / seconds if later else None,
         sum(rate.prompt for rate in rates if rate.role is not Role.DECODE) if rates else None,

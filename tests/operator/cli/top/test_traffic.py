@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 from sluice_contract.wire.load import EngineLoad
 from sluice_operator.cli.top.snapshot import RouterCounts, RouterLoad, Snapshot
-from sluice_operator.cli.top.traffic import Traffic, engine_rates, ledger, traffic
+from sluice_operator.cli.top.traffic import TrafficRates, engine_rates, ledger, traffic
 
 from tests.operator.cli.top.recorded import CHAT, NOW, counts, load, service_load
 
@@ -36,7 +36,7 @@ def test_each_token_counts_once_over_its_report_s_own_time() -> None:
     engines = busy("p", "prefill", 9.0, 900, 8), busy("d", "decode", 10.0, 800, 550)
     second = look(4, *engines, before=first)
     assert engine_rates(CHAT, second)["d"].generated == 100.0
-    assert traffic(CHAT, second) == Traffic(4.0, None, 200.0, 100.0, None)
+    assert traffic(CHAT, second) == TrafficRates(4.0, None, 200.0, 100.0, None)
 
 
 def test_an_engine_that_is_new_or_restarted_counts_from_the_next_look_on() -> None:
@@ -55,9 +55,9 @@ def test_requests_are_those_that_ended_at_any_router() -> None:
     first = look(0, a=counts({}, answered=5), b=counts({}, answered=100, lost=1))
     later = {"a": counts({}, answered=9, refused=2), "b": counts({}, answered=104, lost=1)}
     second = look(5, before=first, **later, new=counts({}, answered=70))
-    assert traffic(CHAT, second) == Traffic(5.0, 2.0, None, None, None)
+    assert traffic(CHAT, second) == TrafficRates(5.0, 2.0, None, None, None)
     restarted = look(5, before=first, a=counts({}, answered=1), b=later["b"])
-    assert traffic(CHAT, restarted) == Traffic(5.0, 0.8, None, None, None)
+    assert traffic(CHAT, restarted) == TrafficRates(5.0, 0.8, None, None, None)
     assert ledger(CHAT, second) == {
         "answered": 183, "resumed": 0, "refused": 2, "abandoned": 0, "lost": 1,
     }  # fmt: skip
