@@ -41,7 +41,10 @@ def test_a_line_tells_the_layers_of_a_group() -> None:
     assert layers_text(step(100)) == ""
 
 
-@pytest.mark.parametrize(("on_gpu", "name"), [(True, "available_gpu_mem"), (False, "available_mem")])
+NAMES = [(True, "available_gpu_mem"), (False, "available_mem")]
+
+
+@pytest.mark.parametrize(("on_gpu", "name"), NAMES)
 def test_the_memory_of_a_gpu_is_called_so_on_a_gpu_alone(on_gpu: bool, name: str) -> None:
     line = startup_line(StartupSizes(1, 2, 3, 4, 5, 3 << 29, on_gpu))
     assert line.endswith(f", {name}=1.50 GB")
