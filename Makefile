@@ -38,8 +38,8 @@ kubectl: ## kubectl against the local cluster: make kubectl ARGS="get infsvc"
 	@$(PYTHON) -m e2e.cluster kubectl $(ARGS)
 
 .PHONY: serve
-serve: ## one engine without a cluster: make serve MODEL=/path/to/model PORT=8000 CONFIG=engine.json SETTINGS='{"schedulingPolicy": "lpm"}'
-	@scripts/setup --serve
+serve: ## one engine without a cluster: make serve MODEL=FOLDER|hf://org/name|smollm2 PORT=8000 CONFIG=engine.json SETTINGS='{"schedulingPolicy": "lpm"}'
+	@scripts/setup --serve "$$MODEL"
 	@exec scripts/serve "$$MODEL" "$$PORT" "$$CONFIG" "$$SETTINGS"
 
 ## Test it

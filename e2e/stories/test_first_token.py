@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import openai
 import pytest
@@ -49,6 +53,15 @@ def test_a_port_forwarded_by_kubectl_answers_too(cluster: Cluster, chat: Service
     with forwarded(cluster, chat.namespace, chat.name) as url:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
         assert [model.id for model in client.models.list()] == [MODEL]
+
+
+def test_sluice_chat_answers_through_the_api_server(cluster: Cluster, chat: Service) -> None:
+    prompt, answer = make_prompt("lookup", 128, seed=7)
+    words = ["chat", chat.name, "-n", chat.namespace, prompt.removesuffix("\n")]
+    environment = os.environ | {"KUBECONFIG": str(cluster.kubeconfig)}
+    sluice = Path(sys.executable).with_name("sluice")
+    shown = subprocess.check_output([sluice, *words], env=environment, text=True)
+    assert shown == f"{answer}\n"
 
 
 def test_chat_gives_the_same_answer_with_usage(client: openai.OpenAI) -> None:

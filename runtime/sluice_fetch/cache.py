@@ -97,6 +97,13 @@ class Cache:
         if revision != commit:
             _write(self.folder / "refs" / revision, commit)
 
+    def remembered(self, revision: str) -> str | None:
+        """The commit that `remember` recorded for a revision; None without one."""
+        try:
+            return (self.folder / "refs" / revision).read_text()
+        except OSError:
+            return None
+
     def _listed(self, commit: str) -> dict[str, int]:
         """Sizes of the files that a commit's marker lists, by name; empty without a marker."""
         try:

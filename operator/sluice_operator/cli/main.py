@@ -1,10 +1,11 @@
 """`sluice plan|render -f service.yaml`: what the operator would do, without a cluster.
 
 Reads files and prints; every decision is the operator's own code. `sluice simulate` and `sluice
-autoscale replay` start the simulator, a separate program, because the operator does not import the
-runtime. `sluice translate` is `translate.command`; `sluice explain` is `explain.command`. Three
-commands need a cluster: `sluice autoscale history` (`history`), `sluice rollout`
-(`rollout.command`) and `sluice top` (`top.command`).
+autoscale replay` start the simulator, and `sluice serve` an engine, as separate programs, because
+the operator does not import the runtime. `sluice translate` is `translate.command`; `sluice
+explain` is `explain.command`. Four commands need a cluster: `sluice autoscale history` (`history`),
+`sluice rollout` (`rollout.command`), `sluice top` (`top.command`) and `sluice chat`
+(`chat.command`).
 """
 
 from __future__ import annotations
@@ -42,8 +43,17 @@ REPLAY: Final = "replay"
 HISTORY: Final = "history"
 ROLLOUT: Final = "rollout"
 TOP: Final = "top"
+CHAT: Final = "chat"
+SERVE: Final = "serve"
 SIMULATOR: Final = "sluice_simulator"
 SCALING_SIMULATOR: Final = "sluice_simulator.autoscale"
+ENGINE: Final = "sluice_runtime.process.serve"
+PROGRAMS: Final = {
+    (SIMULATE,): SIMULATOR,
+    (AUTOSCALE, REPLAY): SCALING_SIMULATOR,
+    (SERVE,): ENGINE,
+}
+"""Command → module that runs it as a program of its own."""
 STATUSES: Final = (
     "Exit status: 0; 1 where a service would be refused; 2 where a file or an option is unusable. "
     "Every file and every document is checked, and nothing is shown of the others where one is "
@@ -57,6 +67,7 @@ examples:
   sluice rules -f service.yaml                Prometheus' rules for its slo
   sluice explain -f service.yaml --accelerator NVIDIA-H100-80GB-HBM3
                                               sizes with reasons, and which arrangement pays
+  sluice serve Qwen/Qwen3-0.6B                one engine on this machine, without a cluster
   sluice simulate --trace trace.jsonl         a trace on the real scheduler
   sluice autoscale replay --trace trace.csv   a trace on fleets that scale
   sluice autoscale history chat -n shop       what the autoscaler decided
@@ -64,6 +75,7 @@ examples:
                                               another engine's flags as a service
   sluice rollout status chat -n shop          a change in a cluster; undo takes it back
   sluice top -n shop                          services, pools and engines, live
+  sluice chat chat -n shop "What is a pod?"   an answer of a service; without a prompt, a talk
 """
 
 Result = Preview | DocumentErrors
@@ -75,10 +87,9 @@ def main(arguments: list[str] | None = None) -> int:
     if arguments is None:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it, and not a traceback
     command_line = sys.argv[1:] if arguments is None else arguments
-    if command_line[:1] == [SIMULATE]:
-        return _simulate(SIMULATOR, command_line[:1], command_line[1:])
-    if command_line[:2] == [AUTOSCALE, REPLAY]:
-        return _simulate(SCALING_SIMULATOR, command_line[:2], command_line[2:])
+    for words, module in PROGRAMS.items():
+        if tuple(command_line[: len(words)]) == words:
+            return _start(module, words, command_line[len(words) :])
     if command_line[:2] == [AUTOSCALE, HISTORY]:
         from sluice_operator.cli import history  # with its client, which takes half a second
 
@@ -91,6 +102,10 @@ def main(arguments: list[str] | None = None) -> int:
         from sluice_operator.cli.top import command as top  # imports the client and rich
 
         return top.run(command_line[1:])
+    if command_line[:1] == [CHAT]:
+        from sluice_operator.cli.chat import command as chat  # imports the client
+
+        return chat.run(command_line[1:])
     if command_line[:1] == [TRANSLATE]:
         return translate.run(command_line[1:])
     if command_line[:1] == [EXPLAIN]:
@@ -183,14 +198,15 @@ def _status(results: Iterable[Result]) -> int:
     return REFUSED if reasons else 0
 
 
-def _simulate(module: str, command: Sequence[str], arguments: Sequence[str]) -> int:
-    """Replaces this process by a program of the simulator, which reports missing requirements
-    itself. Returns only if that fails."""
-    if find_spec(SIMULATOR) is None:
-        name = " ".join(["sluice", *command])
-        missing = f"{name}: the simulator is not installed; it comes with the extra"
-        had = "in a checkout, scripts/setup or: pip install '.[operator,simulate]'"
-        print(f"{missing} `simulate`: {had}", file=sys.stderr)
+def _start(module: str, command: Sequence[str], arguments: Sequence[str]) -> int:
+    """Replaces this process by a program of the simulator or the runtime, which reports missing
+    requirements itself. Returns only if that fails."""
+    if find_spec(module.partition(".")[0]) is None:
+        name, is_engine = " ".join(["sluice", *command]), module == ENGINE
+        extras = "engine,fetch" if is_engine else "simulate"
+        setup = "scripts/setup --serve" if is_engine else "scripts/setup"
+        had = f"in a checkout, {setup} or: pip install '.[operator,{extras}]'"
+        print(f"{name}: not installed; it comes with the extra {extras}: {had}", file=sys.stderr)
         return UNUSABLE
     return os.execv(sys.executable, [sys.executable, "-m", module, *arguments])  # noqa: S606
 
@@ -222,6 +238,8 @@ def _parser() -> argparse.ArgumentParser:
         if command is _rules:
             text = "where the files of docs/runbooks are served: what `runbook_url` begins with"
             sub.add_argument("--runbook-url-base", default="", help=text)
+    text = "one engine on this machine, without a cluster; see its --help"
+    commands.add_parser(SERVE, help=text, add_help=False)
     text = "simulates a trace on an engine; see its --help"
     commands.add_parser(SIMULATE, help=text, add_help=False)
     text = "past decisions of the autoscaler (history); a trace on simulated fleets (replay)"
@@ -239,6 +257,8 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser(ROLLOUT, help=text, add_help=False)
     text = "services, pools and engines of a cluster, live; see its --help"
     commands.add_parser(TOP, help=text, add_help=False)
+    text = "talks to a service of a cluster; see its --help"
+    commands.add_parser(CHAT, help=text, add_help=False)
     return parser
 
 

@@ -9,7 +9,7 @@ import asyncio
 import math
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -32,6 +32,8 @@ from sluice_operator.kube.errors import (
 )
 
 JSON: Final = "application/json"
+TEXT: Final = "text/plain"
+"""`accept` of a request whose answer is no JSON, as a pod's may be through the API server."""
 APPLY: Final = "application/apply-patch+yaml"
 JSON_PATCH: Final = "application/json-patch+json"
 
@@ -48,6 +50,8 @@ class Request:
     body: Any = None
     content_type: str = JSON
     accept: str = JSON
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Other headers. They may hold credentials, so no message shows them."""
 
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
@@ -55,7 +59,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Response:
-    """An answer, whatever its status, with its JSON body."""
+    """An answer, whatever its status, with its JSON body, or the text that was asked for."""
 
     status: int
     body: Any
@@ -193,11 +197,17 @@ class Connection:
         await self._logged_in()
         return self._namespace
 
+    async def server(self) -> str:
+        """The URL of the API server."""
+        return str((await self._logged_in()).configuration.host)
+
     async def send(self, request: Request) -> Response:
         """See `Transport.send`."""
         async with self._answer(request, self._timeout) as answer:
             text = await answer.read()
-            return Response(answer.status, _body(answer, text), _retry_after(answer.headers))
+            is_text = request.accept == TEXT and answer.status == 200
+            body = text.decode(errors="replace") if is_text else _body(answer, text)
+            return Response(answer.status, body, _retry_after(answer.headers))
 
     async def lines(self, request: Request) -> AsyncGenerator[bytes, None]:
         """A watch: the lines of a response that continues until either side ends it.
@@ -207,8 +217,7 @@ class Connection:
                 for later.
             ApiError: the server refuses it.
         """
-        limits = aiohttp.ClientTimeout(total=None, sock_read=self._silence_seconds)
-        async with self._answer(request, limits) as answer:
+        async with self.stream(request) as answer:
             if answer.status == 429 or answer.status >= 500:
                 cause = f"{answer.status} {answer.reason}"
                 raise UnavailableError(str(request), cause, _retry_after(answer.headers))
@@ -216,6 +225,15 @@ class Connection:
                 raise ApiError(str(request), answer.status, answer.reason or "", "")
             async for line in answer.content:
                 yield line
+
+    def stream(self, request: Request) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        """The answer's head; its body can be read as it arrives, for as long as it takes.
+
+        Raises:
+            UnavailableError: there was no answer, it broke off, or brought nothing for too long.
+        """
+        limits = aiohttp.ClientTimeout(total=None, sock_read=self._silence_seconds)
+        return self._answer(request, limits)
 
     @asynccontextmanager
     async def _answer(
@@ -288,12 +306,17 @@ class Connection:
             request.method,
             request.path,
             query_params=list(request.query.items()),
-            header_params={"Accept": request.accept, "Content-Type": request.content_type},
+            header_params={
+                **request.headers,
+                "Accept": request.accept,
+                "Content-Type": request.content_type,
+            },
             body=request.body,
             auth_settings=["BearerToken"],
         )
         if _is_write(request.method, request.query):
-            limits = _within(min(self.write_seconds(), limits.total or math.inf))
+            seconds = min(self.write_seconds(), limits.total or math.inf)
+            limits = limits if math.isinf(seconds) else _within(seconds)
         response: aiohttp.ClientResponse
         response = (await used.call_api(*serialized, _request_timeout=limits)).response
         return response

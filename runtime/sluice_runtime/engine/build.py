@@ -161,6 +161,7 @@ class Engine:
             max_running_requests=settings.max_running_requests,
             context_length_tokens=settings.limits.context_length_tokens,
             available_bytes=self.available_bytes,
+            on_gpu=self.device.asynchronous,
         )
 
 

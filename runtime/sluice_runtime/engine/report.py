@@ -217,15 +217,18 @@ class StartupSizes:
     max_running_requests: int
     context_length_tokens: int
     available_bytes: int
+    on_gpu: bool
+    """Whether `available_bytes` are those of a GPU, and not of the machine."""
 
 
 def startup_line(sizes: StartupSizes) -> str:
+    memory = "available_gpu_mem" if sizes.on_gpu else "available_mem"
     return (
         f"max_total_num_tokens={sizes.max_total_tokens}, chunked_prefill_size={sizes.chunk_size}, "
         f"max_prefill_tokens={sizes.max_prefill_tokens}, "
         f"max_running_requests={sizes.max_running_requests}, "
         f"context_len={sizes.context_length_tokens}, "
-        f"available_gpu_mem={sizes.available_bytes / 2**30:.2f} GB"
+        f"{memory}={sizes.available_bytes / 2**30:.2f} GB"
     )
 
 

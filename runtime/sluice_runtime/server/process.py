@@ -181,6 +181,15 @@ def _structured_output_unavailable(files: ModelFiles) -> str | None:
     return f"this model's answers can be held to no form: {reason}"
 
 
+def _drain_text(in_progress: int, drain_seconds: float) -> str:
+    if not in_progress:
+        return "new requests are refused"
+    return (
+        f"new requests are refused, {in_progress} in flight may take {drain_seconds:g} s; "
+        "a second signal (Ctrl-C) ends them at once"
+    )
+
+
 async def _drain(
     service: Service,
     drain_seconds: float,
@@ -189,12 +198,7 @@ async def _drain(
 ) -> None:
     """Refuses new work and lets running requests finish, until the time is up or a second signal
     comes."""
-    _log.info(
-        "draining: new requests are refused, %d in flight may take %g s; "
-        "a second signal (Ctrl-C) ends them at once",
-        service.gate.in_progress,
-        drain_seconds,
-    )
+    _log.info("draining: %s", _drain_text(service.gate.in_progress, drain_seconds))
     service.gate.close()
     service.metrics.draining()
     service.client.drain()

@@ -207,6 +207,13 @@ def test_simulate_is_the_simulators_own_command() -> None:
 
 
 @pytest.mark.process
+def test_serve_is_the_engines_own_command() -> None:
+    wrong = ended("serve", "dummy://qwen3-tiny", "--set", "chunkSizes=3")
+    assert wrong.returncode != 0
+    assert "chunkSizes: unknown field; did you mean chunkSize?" in wrong.stderr
+
+
+@pytest.mark.process
 def test_a_replay_of_scaling_is_the_simulators_too() -> None:
     words = ("--ramp", "ramp-prefill", "--seconds", "200", "--policy", "static")
     done = ended("autoscale", "replay", *words)
@@ -249,15 +256,26 @@ def test_ctrl_c_ends_it_without_a_traceback() -> None:
     assert running.returncode == -signal.SIGINT
 
 
-def test_simulate_without_the_simulator_names_the_extra(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("command", "setup", "extras"),
+    [
+        (["simulate"], "scripts/setup", "simulate"),
+        (["autoscale", "replay"], "scripts/setup", "simulate"),
+        (["serve"], "scripts/setup --serve", "engine,fetch"),
+    ],
+)
+def test_a_program_that_is_not_installed_names_the_extra(
+    command: list[str],
+    setup: str,
+    extras: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("sluice_operator.cli.main.find_spec", lambda name: None)
-    for command in (["simulate"], ["autoscale", "replay"]):
-        assert main([*command, "--help"]) == 2
-        said = capsys.readouterr().err
-        assert said.startswith(" ".join(["sluice", *command]))
-        assert "in a checkout, scripts/setup or: pip install '.[operator,simulate]'" in said
+    assert main([*command, "--help"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(" ".join(["sluice", *command]))
+    assert f"in a checkout, {setup} or: pip install '.[operator,{extras}]'" in said
 
 
 @pytest.mark.process

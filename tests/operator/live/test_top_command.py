@@ -60,8 +60,8 @@ async def test_all_is_shown_and_the_rule_that_view_lacks_is_named(
     shown = capsys.readouterr().out
     assert f"{namespace}/chat  Serving  Mixed on CPU  http://chat.{namespace}.svc" in shown
     rows = [line.split() for line in shown.splitlines()]
-    assert ["mixed", "1", "of", "1", "ready", *"----"] in rows
-    assert ["ready", *"----"] in [row[1:] for row in rows]
+    assert ["mixed", "1", "of", "1", "ready", *"-----"] in rows
+    assert ["ready", *"-----"] in [row[1:] for row in rows]
     assert ["routers", "2", "of", "2", "ready"] in rows
     assert f"no right to get pods/proxy in namespace {namespace}" in shown
     assert '{apiGroups: [""], resources: [pods/proxy], verbs: [get]}' in shown
@@ -80,6 +80,7 @@ async def test_all_is_shown_and_the_rule_that_view_lacks_is_named(
     # No API server goes to a loopback address, so here it goes no further than the right.
     assert "router chat-router-0" in shown
     assert "reports no load: 400 address not allowed" in shown
+    assert "reports no metrics" not in shown
 
 
 async def test_who_may_not_read_services_gets_the_server_s_words(

@@ -6,7 +6,14 @@ import re
 
 import pytest
 from msgspec.structs import replace
-from sluice_runtime.engine.report import Pace, StepLog, layers_text, marginal_rate
+from sluice_runtime.engine.report import (
+    Pace,
+    StartupSizes,
+    StepLog,
+    layers_text,
+    marginal_rate,
+    startup_line,
+)
 from sluice_runtime.scheduler.batch import Batch, ExtendRow, ForwardMode, LayerGroup, VerifyRow
 
 from tests.runtime.scheduler.building import Bench, request, settings_of
@@ -32,6 +39,15 @@ def test_a_line_tells_the_layers_of_a_group() -> None:
     group = replace(step(100, decode_rows=2), layers=LayerGroup(2, 4, 8))
     assert layers_text(group) == ", layers: 3-4 of 8"
     assert layers_text(step(100)) == ""
+
+
+NAMES = [(True, "available_gpu_mem"), (False, "available_mem")]
+
+
+@pytest.mark.parametrize(("on_gpu", "name"), NAMES)
+def test_the_memory_of_a_gpu_is_called_so_on_a_gpu_alone(on_gpu: bool, name: str) -> None:
+    line = startup_line(StartupSizes(1, 2, 3, 4, 5, 3 << 29, on_gpu))
+    assert line.endswith(f", {name}=1.50 GB")
 
 
 def test_nothing_is_known_before_the_first_step() -> None:

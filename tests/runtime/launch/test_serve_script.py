@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,13 @@ def refusal(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"settings": "{"}, 'SETTINGS: "{" is not allowed; allowed: a JSON object'),
-        ({"settings": "[]"}, 'SETTINGS: "[]" is not allowed; allowed: a JSON object'),
-        ({"config": "/nope.json"}, 'CONFIG: "/nope.json" is not allowed; allowed: a readable file'),
-        ({"port": "x"}, 'PORT: "x" is not allowed; allowed: a number from 0 to 65535'),
+        ({"settings": "{"}, '--settings: "{" is not allowed; allowed: a JSON object'),
+        ({"settings": "[]"}, '--settings: "[]" is not allowed; allowed: a JSON object'),
+        (
+            {"config": "/nope.json"},
+            '--config: "/nope.json" is not allowed; allowed: a readable file',
+        ),
+        ({"port": "x"}, '--port: "x" is not allowed; allowed: a number from 0 to 65535'),
         ({"port": "99999"}, "server.port: Input should be less than or equal to 65535; got"),
         ({"settings": '{"chunkSizes": 3}'}, "chunkSizes: unknown field; did you mean chunkSize?"),
         (
@@ -77,11 +81,23 @@ def test_a_gpu_is_used_where_there_is_one_and_nobody_says_otherwise(tmp_path: Pa
     assert "chunkSizes" in refusal(settings='{"chunkSizes": 3}', devices=tmp_path)
 
 
+def until_ready(lines: Iterable[str]) -> Iterator[str]:
+    """Lines until the engine is ready."""
+    for line in lines:
+        yield line
+        if "ready: " in line:
+            return
+
+
 def test_who_ends_the_script_ends_the_engine() -> None:
     settings = '{"threads": 1, "kvPoolTokens": 64}'
     command = [str(SCRIPT), "dummy://qwen3-tiny", "0", "", settings]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as script:
         assert script.stderr is not None
-        assert any("ready: " in line for line in script.stderr)
+        begun = list(until_ready(script.stderr))
+        assert any("… serving dummy://qwen3-tiny as qwen3-tiny; another" in line for line in begun)
+        assert any(", available_mem=" in line for line in begun)
         script.terminate()
+        ended = script.stderr.read()
         assert script.wait(timeout=30) == 0
+    assert "draining: new requests are refused\n" in ended

@@ -15,6 +15,8 @@ from sluice_operator.conditions.conditions import find
 from sluice_operator.kube.kinds import Manifest
 
 BAR_CELLS: Final = 32
+ROUNDING: Final = 1e-9
+"""Added to cells of a bar, since a sum of two shares may be a little less than it should be."""
 
 
 class RolloutProgress(NamedTuple):
@@ -77,7 +79,7 @@ def bar(share: float, cells: int, then: float = 0.0) -> str:
     """A bar of `cells` characters: `share` as a heavy line, then `then` as a light one. Rounded
     down, so a line is full only if its share is."""
     heavy = int(share * cells)
-    light = int((share + then) * cells) - heavy
+    light = int((share + then) * cells + ROUNDING) - heavy
     return "━" * heavy + "─" * light + "·" * (cells - heavy - light)
 
 

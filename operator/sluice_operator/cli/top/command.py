@@ -11,16 +11,22 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Sequence
-from contextlib import aclosing
+import termios
+import tty
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
 from rich.console import Console
 from rich.live import Live
+from rich.text import Text
 
 from sluice_operator.cli.rollout.session import MissingServiceError
-from sluice_operator.cli.top.picture import Look, fitted, picture
+from sluice_operator.cli.top.picture import Look, picture
+from sluice_operator.cli.top.screen import Screen, actions
 from sluice_operator.cli.top.snapshot import ClusterReader, Snapshot
 from sluice_operator.kube.connection import Connection
 from sluice_operator.kube.errors import OperatorError
@@ -29,17 +35,22 @@ FAILED: Final = 1
 UNUSABLE: Final = 2
 TIMEOUT_SECONDS: Final = 5.0
 EVERY_SECONDS: Final = 2.0
+CLEAR_LINE: Final = "\r\x1b[2K"
+WINDOW_SECONDS: Final = 10.0
+"""Time of the rates and of TTFT: to the newest look that is so old, else to the oldest."""
 PRINTED_COLUMNS: Final = 120
 """Columns of the output without a terminal and without COLUMNS."""
 STATUSES: Final = (
     "Exit status: 0; 1 where there is no such service; 2 where there is no cluster, or services "
-    "may not be read; 130 after Ctrl-C. What else the user may not read stays empty, and a line "
-    "names the missing right."
+    "may not be read; 130 after Ctrl-C, 0 after q. What else the user may not read stays empty, "
+    "and a line names the missing right."
 )
 
 
 def run(arguments: Sequence[str]) -> int:
     """The command; see `STATUSES`."""
+    if sys.stdout.isatty():
+        print(CLEAR_LINE, end="", flush=True)  # what `entry` shows during the imports
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.name and options.all_namespaces:
@@ -69,38 +80,103 @@ async def _run(options: argparse.Namespace, console: Console) -> int:
             place = options.namespace or await connection.namespace()
         where = f"namespace {place}" if place else "all namespaces"
         reader = ClusterReader(connection, lambda: datetime.now(UTC), place, options.name)
-        first = await reader.snapshot()
         if options.once or not console.is_terminal or console.is_dumb_terminal:
-            console.print(picture(first, where, Look(console.width)))
+            console.print(picture(await reader.snapshot(), where, Look(console.width)))
             return 0
-        return await _follow(reader, first, where, console, options.every)
+        begun = Text(f"connecting to {await connection.server()}, {where} …")
+        return await _follow(snapshots(reader.snapshot, options.every), where, console, begun)
 
 
 async def _follow(
-    reader: ClusterReader, snapshot: Snapshot, where: str, console: Console, every_seconds: float
+    looks: AsyncGenerator[Snapshot, None], where: str, console: Console, begun: Text
 ) -> int:
-    """Draws until a signal ends it; the terminal then is as it was before."""
+    """Draws each look and after each key, until a key or a signal ends it. The terminal then is as
+    it was before."""
     ended_by = _cancelled_by_signals()
+    screen, changed = Screen(), asyncio.Event()
+    last: Snapshot | None = None
+
+    async def look() -> None:
+        nonlocal last
+        try:
+            async with aclosing(looks):
+                async for snapshot in looks:
+                    last = snapshot
+                    changed.set()
+        finally:
+            changed.set()
+
+    def typed(keys: bytes) -> None:
+        for action in actions(keys):
+            screen.act(action)
+        changed.set()
+
+    task = asyncio.create_task(look())
     try:
-        with Live(console=console, screen=True, auto_refresh=False) as live:
-            while True:
-                live.update(fitted(snapshot, where, console), refresh=True)
-                await asyncio.sleep(every_seconds)
-                snapshot = await _next(reader, snapshot)
+        with (
+            Live(begun, console=console, screen=True, auto_refresh=False) as live,
+            _typed_keys(typed),
+        ):
+            live.refresh()
+            while not screen.has_quit:
+                await changed.wait()
+                changed.clear()
+                if task.done():
+                    await task
+                if last is not None:
+                    live.update(screen.drawn(last, where, console), refresh=True)
+        return 0
     except asyncio.CancelledError:
         if not ended_by:
             raise
         return 128 + ended_by[0]
+    finally:
+        task.cancel()
 
 
-async def _next(reader: ClusterReader, last: Snapshot) -> Snapshot:
-    """The cluster now. While the API server refuses or does not answer: the last snapshot, with a
-    note."""
+async def snapshots(
+    read: Callable[[], Awaitable[Snapshot]], every_seconds: float
+) -> AsyncGenerator[Snapshot, None]:
+    """The cluster at each look, with an earlier one. While the API server refuses or does not
+    answer after the first look: the last, with a note.
+
+    Raises:
+        OperatorError: the first look failed.
+    """
+    last = await read()
+    earlier = deque([last])
+    while True:
+        yield last
+        await asyncio.sleep(every_seconds)
+        try:
+            last = await read()
+        except OperatorError as error:
+            note = f"as of {last.now:%H:%M:%S}, the API server did not answer: {error}"
+            last = replace(last, notes=(note,))
+            continue
+        while len(earlier) > 1 and (last.now - earlier[1].now).total_seconds() >= WINDOW_SECONDS:
+            earlier.popleft()
+        before = earlier[0]
+        earlier.append(last)
+        last = replace(last, before=before)
+
+
+@contextmanager
+def _typed_keys(typed: Callable[[bytes], None]) -> Iterator[None]:
+    """Calls `typed` with what a person types, unseen and without Enter. Without a terminal on
+    standard input nothing is read."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    loop, descriptor = asyncio.get_running_loop(), sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    tty.setcbreak(descriptor)
+    loop.add_reader(descriptor, lambda: typed(os.read(descriptor, 1024)))
     try:
-        return await reader.snapshot()
-    except OperatorError as error:
-        note = f"as of {last.now:%H:%M:%S}, the API server did not answer: {error}"
-        return Snapshot(last.now, last.services, last.pools, last.pods, last.loads, (note,))
+        yield
+    finally:
+        loop.remove_reader(descriptor)
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
 def _cancelled_by_signals() -> list[int]:
@@ -131,8 +207,9 @@ _seconds.__name__ = "number of seconds from 0.5 to 3600"
 
 def _parser() -> argparse.ArgumentParser:
     text = (
-        "Services, pools and engines of a cluster: queues, running requests, KV pages, ITL, what "
-        "drains and why, roll-outs, the last scaling, and what became of requests."
+        "Services, pools and engines of a cluster: requests and tokens a second, TTFT, queues, "
+        "running requests, KV pages, ITL, what drains and why, roll-outs, the last scaling, and "
+        "what became of requests. Key ? shows the keys."
     )
     parser = argparse.ArgumentParser(prog="sluice top", description=text, epilog=STATUSES)
     parser.add_argument("name", nargs="?", help="of an InferenceService (default: all)")

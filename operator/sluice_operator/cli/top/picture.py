@@ -6,20 +6,28 @@ of KV pages are left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Final, NamedTuple
 
-from rich.console import Console, Group, RenderableType
-from rich.segment import Segment, SegmentLines
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 from sluice_contract.wire.load import LoadReport
 
 from sluice_operator.api.conditions import READY, STALLED
 from sluice_operator.cli.rollout.progress import bar, progress_of
-from sluice_operator.cli.top.engines import PoolRow, pool_rows, routers
+from sluice_operator.cli.top.engines import EngineRow, PoolRow, pool_rows, routers
 from sluice_operator.cli.top.snapshot import Snapshot, key_of
+from sluice_operator.cli.top.traffic import (
+    PERCENTILES,
+    EngineRates,
+    TrafficRates,
+    engine_rates,
+    ledger,
+    traffic,
+)
 from sluice_operator.conditions.conditions import find
 from sluice_operator.kube.kinds import Manifest
 
@@ -31,6 +39,13 @@ KV_CELLS: Final = 10
 STYLES: Final = {"well": "green", "busy": "yellow", "bad": "bold red"}
 QUIET: Final = "bright_black"
 FATES: Final = ("answered", "resumed", "refused", "abandoned", "lost")
+SORTS: Final[Mapping[str, Callable[[LoadReport], float]]] = {
+    "name": lambda report: 0.0,
+    "queue": lambda report: report.figures.queued_requests,
+    "running": lambda report: report.figures.running_requests,
+    "KV held": lambda report: report.figures.kv_used,
+}
+"""What engines can be sorted by, the most first; equal ones by name."""
 
 
 class Look(NamedTuple):
@@ -38,8 +53,8 @@ class Look(NamedTuple):
 
     width: int
     """Columns of the terminal."""
-    has_engines: bool = True
-    """Whether each engine has a row of its own."""
+    sort: str = "name"
+    """What engines of a pool are sorted by, one of `SORTS`."""
 
     @property
     def is_wide(self) -> bool:
@@ -63,32 +78,11 @@ def picture(snapshot: Snapshot, where: str, look: Look) -> Group:
     for service, pools in rows:
         parts += [Text(), _title(service), _facts(service, pools, snapshot, look)]
         if pools:
-            parts.append(_engines(pools, look, columns))
+            rates = engine_rates(key_of(service), snapshot)
+            parts.append(_engines(pools, look, columns, rates))
     if not rows:
         parts.append(Text(f"No InferenceServices in {where}."))
     return Group(*parts)
-
-
-def fitted(snapshot: Snapshot, where: str, console: Console) -> RenderableType:
-    """The snapshot as far as it fits the terminal: without engines first, then cut at the end. The
-    last line says what is left out."""
-    rows = console.height
-    full = picture(snapshot, where, Look(console.width))
-    if len(_lines(full, console)) <= rows:
-        return full
-    brief = picture(snapshot, where, Look(console.width, has_engines=False))
-    lines = _lines(brief, console)
-    hint = "engines left out: sluice top NAME, a higher terminal, or --once"
-    if len(lines) >= rows:
-        more = len(lines) - rows + 1
-        count = f"{more} more line" + ("" if more == 1 else "s")
-        hint = f"{count} and engines left out: sluice top NAME, or --once"
-    shown = SegmentLines(lines[: rows - 1], new_lines=True)
-    return Group(shown, Text(f"… {hint}", QUIET, no_wrap=True, overflow="ellipsis", end=""))
-
-
-def _lines(part: RenderableType, console: Console) -> list[list[Segment]]:
-    return console.render_lines(part, pad=False)
 
 
 def _head(snapshot: Snapshot, where: str) -> Text:
@@ -134,8 +128,13 @@ def _facts(service: Manifest, pools: Iterable[PoolRow], snapshot: Snapshot, look
         table.add_row("  scaling", _scaling(scaling, snapshot.now))
     if slo := _slo(status.get("scaling") or {}, pools):
         table.add_row("  slo", slo)
-    if ledger := status.get("ledger"):
-        table.add_row("  requests", _ledger(ledger))
+    if now := traffic(key_of(service), snapshot):
+        table.add_row("  traffic", _traffic(now))
+    if counts := ledger(key_of(service), snapshot):
+        table.add_row("  requests", _ledger(counts))
+    elif status_ledger := status.get("ledger"):
+        text = _ledger(status_ledger)
+        table.add_row("  requests", text.append("; up to 5 min old", QUIET))
     table.add_row("  routers", _routers(service, snapshot))
     return table
 
@@ -175,11 +174,36 @@ def _slo(scaling: Manifest, pools: Iterable[PoolRow]) -> Text:
     return text
 
 
-def _ledger(ledger: Manifest) -> Text:
+def _traffic(now: TrafficRates) -> Text:
+    """Requests and tokens a second, and TTFT."""
+    parts = []
+    if now.requests_per_second is not None:
+        parts.append(f"{_rate(now.requests_per_second)} requests/s")
+    if now.tokens_per_second is not None and now.prompt_tokens_per_second is not None:
+        prompt, generated = _rate(now.prompt_tokens_per_second), _rate(now.tokens_per_second)
+        parts.append(f"tokens/s {prompt} in, {generated} out")
+    if now.ttft_seconds is not None:
+        ttft = (f"p{p} {_latency(s)}" for p, s in zip(PERCENTILES, now.ttft_seconds, strict=True))
+        parts.append(f"TTFT {', '.join(ttft)}")
+    age = "since the routers started" if now.seconds is None else f"last {_age(now.seconds)}"
+    return Text("; ".join(parts)).append(f" ({age})", QUIET)
+
+
+def _rate(per_second: float) -> str:
+    return f"{per_second:,.0f}" if per_second >= 10 or not per_second else f"{per_second:.1f}"
+
+
+def _latency(seconds: float) -> str:
+    if math.isinf(seconds):
+        return "over 5 min"
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"
+
+
+def _ledger(counts: Mapping[str, int]) -> Text:
     """Counts of the requests since the routers started, by their fate."""
     text = Text()
     for fate in FATES:
-        count = ledger.get(fate, 0)
+        count = counts.get(fate, 0)
         style = STYLES["bad"] if fate == "lost" and count else ""
         text.append(", " if text else "")
         text.append(f"{count:,} {fate}", style)
@@ -202,26 +226,35 @@ def _name_columns(pools: Iterable[PoolRow], look: Look) -> int:
     """Width of the name column in characters, equal for all services so that their columns
     align."""
     names = [look.name(engine.name, row.name) for row in pools for engine in row.engines]
-    return max(map(len, names), default=0) + 4 if look.has_engines else 0
+    return max(map(len, names), default=0) + 4
 
 
-def _engines(pools: Iterable[PoolRow], look: Look, columns: int) -> Table:
+def _engines(
+    pools: Iterable[PoolRow], look: Look, columns: int, rates: Mapping[str, EngineRates]
+) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style=QUIET)
     table.width = min(look.width, MOST_COLUMNS)
     table.add_column("  pool, engines", no_wrap=True, min_width=columns)
     table.add_column("state", ratio=1)
     widths = {"queue": 6, "running": 9, "KV held": 16 if look.is_wide else 7, "ITL": 7}
+    if look.is_wide:
+        widths["tokens/s"] = 8
     for column, width in widths.items():
         table.add_column(column, justify="right", no_wrap=True, min_width=width)
     for row in pools:
-        reports = [engine.report for engine in row.engines if engine.report is not None]
-        table.add_row(f"  {row.role}", _pool_state(row), *_cells(reports, look), style="bold")
-        for engine in row.engines if look.has_engines else ():
+        cells = _cells(row.engines, look, rates)
+        table.add_row(f"  {row.role}", _pool_state(row), *cells, style="bold")
+        for engine in sorted(row.engines, key=lambda engine: _rank(engine, look.sort)):
             name = Text(f"    {look.name(engine.name, row.name)}", overflow="ellipsis")
-            alone = [engine.report] if engine.report is not None else []
             state = _text(engine.state, STYLES[engine.level])
-            table.add_row(name, state, *_cells(alone, look))
+            table.add_row(name, state, *_cells([engine], look, rates))
     return table
+
+
+def _rank(engine: EngineRow, sort: str) -> tuple[float, str]:
+    """Place of an engine in its pool; one without a report comes last but by name."""
+    figure = SORTS[sort](engine.report) if engine.report is not None else -1.0
+    return (0.0 if sort == "name" else -figure), engine.name
 
 
 def _pool_state(row: PoolRow) -> Text:
@@ -236,8 +269,12 @@ def _pool_state(row: PoolRow) -> Text:
     return text
 
 
-def _cells(reports: list[LoadReport], look: Look) -> list[Text]:
-    """Queue, running, KV pages and ITL of one engine or of several together."""
+def _cells(
+    engines: Iterable[EngineRow], look: Look, rates: Mapping[str, EngineRates]
+) -> list[Text]:
+    """Queue, running, KV pages, ITL and tokens a second of one engine or of several together."""
+    engines = tuple(engines)
+    reports = [engine.report for engine in engines if engine.report is not None]
     queued = sum(report.figures.queued_requests for report in reports)
     running = sum(report.figures.running_requests for report in reports)
     limit = sum(report.max_running_requests for report in reports)
@@ -245,14 +282,17 @@ def _cells(reports: list[LoadReport], look: Look) -> list[Text]:
     free = sum(report.figures.kv_pages_free for report in reports)
     cached = sum(report.figures.kv_pages_evictable for report in reports)
     if not reports:
-        return [Text("-", QUIET)] * 4
-    held = (pages - free - cached) / max(1, pages)
-    percent = f"{100 * held:.0f} %" if pages else "-"
-    kv = Text(percent)
+        return [Text("-", QUIET)] * (5 if look.is_wide else 4)
+    held, light = (round(100 * count / max(1, pages)) for count in (pages - free - cached, cached))
+    percent = f"{held} %" if pages else "-"
+    cells = [Text(f"{queued:,}"), Text(f"{running:,}/{limit:,}"), Text(percent)]
+    cells.append(Text(_itl(reports)))
     if look.is_wide:
-        shares = bar(held, KV_CELLS, cached / max(1, pages))
-        kv = Text.assemble((shares, "cyan"), f"{percent:>6}")
-    return [Text(f"{queued:,}"), Text(f"{running:,}/{limit:,}"), kv, Text(_itl(reports))]
+        shares = bar(held / 100, KV_CELLS, min(light, 100 - held) / 100)
+        cells[2] = Text.assemble((shares, "cyan"), f"{percent:>6}")
+        computed = [rates[engine.name].computed for engine in engines if engine.name in rates]
+        cells.append(Text(_rate(sum(computed))) if computed else Text("-", QUIET))
+    return cells
 
 
 def _itl(reports: Iterable[LoadReport]) -> str:

@@ -1,8 +1,8 @@
 """Data of `sluice top`, read from the API server with the user's own rights.
 
-One listing of each kind, and one request a service: its router's load, through the API server's
-proxy of pods. What the user may not read stays empty, and a note names the rule that is missing.
-Writes nothing.
+One listing of each kind, and for each service the load of one router and the counts of all,
+through the API server's proxy of pods. What the user may not read stays empty, and a note names the
+rule that is missing. Writes nothing.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
-from pydantic import ValidationError
+from prometheus_client.parser import text_string_to_metric_families
 from sluice_contract.cluster import labels
 from sluice_contract.cluster.ports import ROUTER_METRICS
 from sluice_contract.wire.load import ServiceLoad
@@ -22,12 +22,16 @@ from sluice_contract.wire.load import ServiceLoad
 from sluice_operator.cli.rollout.session import MissingServiceError
 from sluice_operator.conditions.pods import is_ready
 from sluice_operator.kube.client import ApiClient, path
-from sluice_operator.kube.connection import Request, Transport
+from sluice_operator.kube.connection import JSON, TEXT, Request, Transport
 from sluice_operator.kube.errors import FORBIDDEN, ApiError, UnavailableError
 from sluice_operator.kube.kinds import ENGINE_POOL, INFERENCE_SERVICE, POD, Kind, Manifest
 
 MOST_AT_ONCE: Final = 16
-"""Most routers that are asked at a time."""
+"""Most routers' answers that are awaited at a time."""
+
+LEDGER: Final = "sluice_router_ledger_total"
+FIRST_TOKENS: Final = "sluice_router_first_byte_seconds_bucket"
+Answer = TypeVar("Answer")
 
 Key = tuple[str, str]
 """Namespace and name of a service."""
@@ -41,6 +45,16 @@ class RouterLoad(NamedTuple):
     load: ServiceLoad
 
 
+class RouterCounts(NamedTuple):
+    """Counts of one router since its start."""
+
+    fates: Mapping[str, int]
+    """Ended requests for completions by their fate."""
+    first_tokens: Mapping[float, int]
+    """Streams by the longest seconds from their arrival to their first token: cumulative buckets,
+    in rising order, the last infinite."""
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """Everything that was read, at `now`."""
@@ -50,8 +64,12 @@ class Snapshot:
     pools: tuple[Manifest, ...] = ()
     pods: tuple[Manifest, ...] = ()
     loads: Mapping[Key, RouterLoad] = field(default_factory=dict)
+    counts: Mapping[Key, Mapping[str, RouterCounts]] = field(default_factory=dict)
+    """Counts of a service's routers by pod; empty unless all of its ready routers gave theirs."""
     notes: tuple[str, ...] = ()
     """Notes about what could not be read, and the right that it takes."""
+    before: Snapshot | None = None
+    """An earlier look, for what happens in a second; None: this one is the first."""
 
 
 class ClusterReader:
@@ -70,6 +88,7 @@ class ClusterReader:
         self._clock = clock
         self._namespace = namespace
         self._name = name
+        self._turns = asyncio.Semaphore(MOST_AT_ONCE)
 
     async def snapshot(self) -> Snapshot:
         """The cluster now.
@@ -84,9 +103,25 @@ class ClusterReader:
             self._listed(ENGINE_POOL, "revisions and roll-outs of pools are not shown"),
             self._listed(POD, "states of pods and loads of engines are not shown"),
         )
-        loads, no_loads = await self._loads(services, pods)
-        notes = tuple(note for note in (no_pools, no_pods, *no_loads) if note)
-        return Snapshot(self._clock(), services, pools, pods, loads, notes)
+        routers = _routers(services, pods)
+        loads, counts = await asyncio.gather(
+            asyncio.gather(*(self._load(pods[0]) for pods in routers.values())),
+            asyncio.gather(*map(self._counts, routers.values())),
+        )
+        # A router that gives no load gives no counts either: one note says so.
+        unread = (
+            next((answer for answer in pair if isinstance(answer, str)), None)
+            for pair in zip(loads, counts, strict=True)
+        )
+        return Snapshot(
+            self._clock(),
+            services,
+            pools,
+            pods,
+            {k: load for k, load in zip(routers, loads, strict=True) if not isinstance(load, str)},
+            {k: each for k, each in zip(routers, counts, strict=True) if not isinstance(each, str)},
+            tuple(dict.fromkeys(note for note in (no_pools, no_pods, *unread) if note)),
+        )
 
     async def _services(self) -> tuple[Manifest, ...]:
         if self._name is None:
@@ -109,47 +144,68 @@ class ClusterReader:
             where = f"namespace {self._namespace}" if self._namespace else "all namespaces"
             return (), f"{lost}: {missing_right('list', kind.group, kind.plural, where)}"
 
-    async def _loads(
-        self, services: tuple[Manifest, ...], pods: tuple[Manifest, ...]
-    ) -> tuple[dict[Key, RouterLoad], list[str]]:
-        """The load report of a ready router of each service, and notes about routers without
-        one."""
-        turns = asyncio.Semaphore(MOST_AT_ONCE)
-        routers = _routers(services, pods)
-
-        async def ask(router: Manifest) -> RouterLoad | str:
-            async with turns:
-                return await self._load(router)
-
-        answers = await asyncio.gather(*map(ask, routers.values()))
-        loads = {
-            key: answer
-            for key, answer in zip(routers, answers, strict=True)
-            if isinstance(answer, RouterLoad)
-        }
-        notes = [answer for answer in answers if isinstance(answer, str)]
-        return loads, list(dict.fromkeys(notes))
+    async def _counts(self, routers: list[Manifest]) -> Mapping[str, RouterCounts] | str:
+        """Counts of a service's routers by pod; a note where one does not give them."""
+        answers = await asyncio.gather(
+            *(self._answer(router, "metrics", TEXT, counts_of) for router in routers)
+        )
+        counts: dict[str, RouterCounts] = {}
+        for router, answer in zip(routers, answers, strict=True):
+            if isinstance(answer, str):
+                return answer
+            counts[str(router["metadata"]["name"])] = answer
+        return counts
 
     async def _load(self, router: Manifest) -> RouterLoad | str:
         """Load that the router's pod reports; a note where it cannot be had."""
+
+        def parsed(body: Any) -> RouterLoad:
+            load = ServiceLoad.model_validate_json(json.dumps(body), extra="ignore")
+            return RouterLoad(str(router["metadata"]["name"]), load)
+
+        return await self._answer(router, "load", JSON, parsed)
+
+    async def _answer(
+        self, router: Manifest, route: str, accept: str, parsed: Callable[[Any], Answer]
+    ) -> Answer | str:
+        """What a router's pod answers, `parsed`; a note where that cannot be had."""
         namespace, name = router["metadata"]["namespace"], router["metadata"]["name"]
-        address = path(POD, namespace, f"{name}:{ROUTER_METRICS}", "proxy/load")
+        address = path(POD, namespace, f"{name}:{ROUTER_METRICS}", f"proxy/{route}")
         try:
-            answer = await self._transport.send(Request("GET", address))
+            async with self._turns:
+                answer = await self._transport.send(Request("GET", address, accept=accept))
             if answer.status == FORBIDDEN:
                 right = missing_right("get", POD.group, "pods/proxy", f"namespace {namespace}")
-                return f"queues, KV pages and ITL are not shown: {right}"
+                return f"queues, KV pages, ITL and traffic are not shown: {right}"
             if answer.status == 200:
-                text = json.dumps(answer.body)
-                return RouterLoad(name, ServiceLoad.model_validate_json(text, extra="ignore"))
+                return parsed(answer.body)
             body = answer.body if isinstance(answer.body, dict) else {}
             problem = f"{answer.status} {body.get('message', '')}".strip()
         except UnavailableError as error:
             problem = str(error)
-        except ValidationError:
-            problem = "its answer is not the load of a service"
+        except (ValueError, LookupError):
+            problem = f"its answer is not the {route} of a router"
         text = f"the API server has to reach port {ROUTER_METRICS} of routers (NetworkPolicy)"
-        return f"router {name} in namespace {namespace} reports no load: {problem}; {text}"
+        return f"router {name} in namespace {namespace} reports no {route}: {problem}; {text}"
+
+
+def counts_of(text: str) -> RouterCounts:
+    """Counts in a router's exposition for Prometheus.
+
+    Raises:
+        ValueError, LookupError: it is none, or has no counts.
+    """
+    fates: dict[str, int] = {}
+    first_tokens: dict[float, int] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name == LEDGER:
+                fates[sample.labels["fate"]] = int(sample.value)
+            elif sample.name == FIRST_TOKENS and sample.labels["answer"] == "stream":
+                first_tokens[float(sample.labels["le"])] = int(sample.value)
+    if not fates or not first_tokens:
+        raise ValueError("no counts of a router")
+    return RouterCounts(fates, dict(sorted(first_tokens.items())))
 
 
 def key_of(item: Manifest) -> Key:
@@ -171,12 +227,14 @@ def missing_right(verb: str, group: str, resource: str, where: str) -> str:
     return f"no right to {verb} {resource} in {where}; a Role needs the rule {rule}"
 
 
-def _routers(services: tuple[Manifest, ...], pods: tuple[Manifest, ...]) -> dict[Key, Manifest]:
-    """A ready router of each service that has one, the first by name."""
+def _routers(
+    services: tuple[Manifest, ...], pods: tuple[Manifest, ...]
+) -> dict[Key, list[Manifest]]:
+    """The ready routers by name of each service that has one."""
     keys = set(map(key_of, services))
     ready = (pod for pod in pods if role_of(pod) == labels.ROUTER_ROLE and is_ready(pod))
-    by_key: dict[Key, Manifest] = {}
+    by_key: dict[Key, list[Manifest]] = {}
     for pod in sorted(ready, key=lambda pod: str(pod["metadata"]["name"])):
         if key_of(pod) in keys:
-            by_key.setdefault(key_of(pod), pod)
+            by_key.setdefault(key_of(pod), []).append(pod)
     return by_key

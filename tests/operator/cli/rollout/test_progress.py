@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sluice_operator.cli.rollout.progress import as_text, bars, progress_of
+from sluice_operator.cli.rollout.progress import as_text, bar, bars, progress_of
 from sluice_operator.kube.kinds import Manifest
 
 from tests.operator.examples import service
@@ -67,3 +67,9 @@ def test_a_pool_that_lacks_engines_has_a_bar() -> None:
         "mixed": {"desiredReplicas": 0, "updatedReplicas": 0},
     }
     assert list(bars(item)) == [f"  prefill  {'━' * 8}{'·' * 24} 1 of 4 ready"]
+
+
+def test_two_lines_of_a_bar_are_as_long_as_their_sum() -> None:
+    assert bar(0.29, 10, 0.11) == "━━──······"
+    assert bar(0.7, 10, 0.3) == "━━━━━━━───"
+    assert bar(0.29, 10, 0.1) == "━━─·······"

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from sluice_contract.cluster import labels
 from sluice_contract.wire.load import EngineLoad, LoadReport, ServiceLoad
-from sluice_operator.cli.top.snapshot import RouterLoad, Snapshot, missing_right
+from sluice_operator.cli.top.snapshot import (
+    RouterCounts,
+    RouterLoad,
+    Snapshot,
+    missing_right,
+)
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.scaled import DELETION_COST, VICTIM
 
@@ -15,6 +22,7 @@ from tests.figures import with_figures
 
 NOW: Final = datetime(2026, 11, 28, 11, 2, 3, tzinfo=UTC)
 H100: Final = "NVIDIA-H100-80GB-HBM3"
+CHAT: Final = ("shop", "chat")
 NO_POOLS: Final = "revisions are not shown: " + missing_right(
     "list", labels.GROUP, "enginepools", "namespace shop"
 )
@@ -84,7 +92,7 @@ def waiting(reason: str) -> list[Manifest]:
 def load(name: str, role: str, queued: int, running: int, held: int, **more: Any) -> EngineLoad:
     """An engine of 256 rows and 1000 pages, 300 of which at most hold the prefix cache."""
     cached = min(300, 1000 - held)
-    condition = more.pop("condition", "ready")
+    condition, time_seconds = more.pop("condition", "ready"), more.pop("at", 0.0)
     figures = {
         "queued_requests": queued,
         "queued_tokens": queued * 1000,
@@ -97,7 +105,7 @@ def load(name: str, role: str, queued: int, running: int, held: int, **more: Any
         LoadReport(
             role=labels.Role(role),
             epoch="e",
-            time_seconds=0.0,
+            time_seconds=time_seconds,
             draining=condition == "draining",
             max_running_requests=256,
             max_queued_requests=4096,
@@ -117,6 +125,16 @@ def load(name: str, role: str, queued: int, running: int, held: int, **more: Any
 
 def service_load(*engines: EngineLoad, waiting: int = 0) -> ServiceLoad:
     return ServiceLoad(draining=False, discovered=True, waiting_requests=waiting, engines=engines)
+
+
+def counts(first_tokens: Mapping[float, int], **fates: int) -> RouterCounts:
+    """Counts of a router; `first_tokens`: streams by the bucket of their TTFT."""
+    buckets, total = {}, 0
+    for bound in (0.1, 0.5, 2.5, math.inf):
+        total += first_tokens.get(bound, 0)
+        buckets[bound] = total
+    rest = {"resumed": 0, "refused": 0, "abandoned": 0, "lost": 0}
+    return RouterCounts({"answered": 0} | rest | fates, buckets)
 
 
 def _counts(desired: int, replicas: int, ready: int, draining: int = 0) -> Manifest:
@@ -197,7 +215,15 @@ def snapshot() -> Snapshot:
         pod("tiny", "router", "77c6b8d9f5-vv9dd"),
     )
     engines = (
-        load(f"chat-prefill-{old}-7d9f8c6b5d-x7k2p", "prefill", 12, 4, 410),
+        load(
+            f"chat-prefill-{old}-7d9f8c6b5d-x7k2p",
+            "prefill",
+            12,
+            4,
+            410,
+            at=10.0,
+            prompt_tokens_total=184_000,
+        ),
         load(f"chat-prefill-{new}-5b8d7f9c44-2vqzm", "prefill", 3, 4, 220),
         load(
             "chat-decode-c0ffee0123-6c5d4b7f8b-4jk8s",
@@ -207,6 +233,8 @@ def snapshot() -> Snapshot:
             930,
             itl_seconds=0.0312,
             slo_late_requests=2,
+            at=10.0,
+            generated_tokens_total=68_210,
         ),
         load(
             "chat-decode-c0ffee0123-6c5d4b7f8b-9w2xx",
@@ -233,6 +261,31 @@ def snapshot() -> Snapshot:
         revision(new, 2, 1, is_current=True, loading=1),
         revision(old, 1, 1, is_current=False),
     )
+    first, second = (f"chat-router-6f9b5c4d7c-{rest}" for rest in ("2m4kq", "n8v7x"))
+    before = (
+        load(
+            f"chat-prefill-{old}-7d9f8c6b5d-x7k2p", "prefill", 0, 0, 0, prompt_tokens_total=92_000
+        ),
+        load(
+            "chat-decode-c0ffee0123-6c5d4b7f8b-4jk8s",
+            "decode",
+            0,
+            0,
+            0,
+            generated_tokens_total=0,
+        ),
+    )
+    earlier = Snapshot(
+        NOW - timedelta(seconds=10),
+        (),
+        loads={CHAT: RouterLoad(first, service_load(*before))},
+        counts={
+            CHAT: {
+                first: counts({0.1: 10}, answered=60_300, abandoned=40),
+                second: counts({}, answered=60_000, resumed=3),
+            }
+        },
+    )
     return Snapshot(
         NOW,
         (chat(), tiny()),
@@ -243,8 +296,15 @@ def snapshot() -> Snapshot:
         ),
         pods,
         {
-            ("shop", "chat"): RouterLoad("chat-router-6f9b5c4d7c-2m4kq", service_load(*engines)),
+            CHAT: RouterLoad(first, service_load(*engines)),
             ("shop", "tiny"): RouterLoad("tiny-router-77c6b8d9f5-vv9dd", service_load(waiting=5)),
         },
+        {
+            CHAT: {
+                first: counts({0.1: 80, 0.5: 40, 2.5: 12}, answered=60_345, abandoned=40),
+                second: counts({0.5: 10}, answered=60_000, resumed=3, refused=12),
+            }
+        },
         (NO_POOLS,),
+        earlier,
     )

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import signal
-import subprocess
-import sys
+import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from pathlib import Path
 from threading import Thread
 
 import pytest
 from sluice_contract.cluster import labels
 from sluice_operator.cli.main import main
+from sluice_operator.cli.top.command import snapshots
+from sluice_operator.cli.top.snapshot import Snapshot
+from sluice_operator.kube.errors import UnavailableError
 
-from tests.operator.cli.top.recorded import service
+from tests.operator.cli.terminal import in_terminal
+from tests.operator.cli.top.recorded import NOW, service
 from tests.operator.harness.proxy import kubeconfig_of
 
 SERVICES = f"/apis/{labels.API_VERSION}/namespaces/shop/inferenceservices"
@@ -56,59 +58,74 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     server.server_close()
 
 
-@contextmanager
-def in_terminal(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """The command in a terminal of its own, whose other end is the number."""
-    ours, theirs = pty.openpty()
-    argv = [sys.executable, "-c", "import sys; from sluice_operator.cli.entry import main;"
-            " sys.exit(main())", "top", *words]  # fmt: skip
-    environment = os.environ | {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
-    process = subprocess.Popen(
-        argv, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, preexec_fn=_heeds_signals
-    )
-    os.close(theirs)
-    try:
-        yield process, ours
-    finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
-
-
-def _heeds_signals() -> None:
-    """Also where these tests run in the background, whose children are born deaf to Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def read_until(terminal: int, part: bytes) -> bytes:
-    text = b""
-    while part not in text:
-        text += os.read(terminal, 65536)
-    return text
-
-
-def rest(terminal: int) -> bytes:
-    """What is written until the program ends: then a terminal has an error, and no end."""
-    text = b""
-    with suppress(OSError):
-        while more := os.read(terminal, 65536):
-            text += more
-    return text
-
-
 @pytest.mark.process
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_in_a_terminal_it_draws_until_a_signal_and_leaves_it_as_it_was(number: int) -> None:
-    with in_terminal("-n", "shop", "--every", "0.5") as (process, terminal):
-        begun = read_until(terminal, b"shop/chat")
-        read_until(terminal, b"shop/chat")
+    with in_terminal("top", "-n", "shop", "--every", "0.5") as (process, terminal):
+        begun = terminal.until(b"shop/chat")
+        terminal.until(b"shop/chat")
         process.send_signal(number)
-        ended = rest(terminal)
+        ended = terminal.rest()
         assert process.wait() == 128 + number
     assert SWITCH + b"h" in begun
+    assert b"connecting to http://127.0.0.1:" in begun
     assert SWITCH + b"l" in ended
     assert b"Traceback" not in ended
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("cluster")
+def test_keys_act_and_q_leaves_the_terminal_as_it_was() -> None:
+    with in_terminal("top", "-n", "shop") as (process, terminal):
+        before = terminal.settings()
+        terminal.until(b"now by name")
+        assert terminal.settings() != before
+        terminal.type(b"s")
+        terminal.until(b"now by queue")
+        terminal.type(b"?")
+        terminal.until(b"any key leaves it")
+        terminal.type(b"xq")
+        assert SWITCH + b"l" in terminal.rest()
+        assert process.wait() == 0
+        assert terminal.settings() == before
+
+
+@pytest.mark.process
+def test_a_cluster_that_refuses_leaves_the_terminal_and_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig_of(tmp_path / "config", 9)))
+    with in_terminal("top", "-n", "shop") as (process, terminal):
+        before = terminal.settings()
+        ended = terminal.rest()
+        assert process.wait() == 2
+        assert terminal.settings() == before
+    assert b"sluice top: GET /apis" in ended.partition(SWITCH + b"l")[2]
+
+
+@pytest.mark.process
+def test_it_can_be_left_while_the_cluster_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        config = kubeconfig_of(tmp_path / "config", silent.getsockname()[1])
+        monkeypatch.setenv("KUBECONFIG", str(config))
+        with in_terminal("top", "-n", "shop") as (process, terminal):
+            terminal.until(b"connecting to http://127.0.0.1:")
+            with silent.accept()[0] as connection:
+                connection.recv(1)  # the first request is under way
+                terminal.type(b"q")
+                ended = terminal.rest()
+            assert process.wait() == 0
+    assert ended.partition(SWITCH + b"l")[2].strip() in (b"", b"\x1b[?25h")
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("cluster")
+def test_it_says_what_it_waits_for_before_it_knows_the_cluster() -> None:
+    with in_terminal("top", "-n", "shop") as (_, terminal):
+        assert b"\x1b" not in terminal.until("connecting …".encode())
 
 
 @pytest.mark.usefixtures("cluster")
@@ -142,3 +159,21 @@ def test_no_cluster_is_said(
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     assert main(["top"]) == 2
     assert capsys.readouterr().err.startswith("sluice top: no API server")
+
+
+async def test_each_look_has_one_of_ten_seconds_ago_and_a_failed_one_is_the_last() -> None:
+    times = count(0, 4)
+
+    async def read() -> Snapshot:
+        seconds = next(times)
+        if seconds == 8:
+            raise UnavailableError("GET /", "TimeoutError")
+        return Snapshot(NOW + timedelta(seconds=seconds), ())
+
+    looks = snapshots(read, 0.0)
+    found = [await anext(looks) for _ in range(7)]
+    await looks.aclose()
+    ages = [(look.now - look.before.now).seconds if look.before else None for look in found]
+    assert ages == [None, 4, 4, 12, 12, 16, 12]
+    assert found[2].notes == ("as of 11:02:07, the API server did not answer: GET /: TimeoutError",)
+    assert all(look.before is None or look.before.before is None for look in found)

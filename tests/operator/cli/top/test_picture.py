@@ -5,21 +5,22 @@ from __future__ import annotations
 import io
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console, RenderableType
-from sluice_operator.cli.top.picture import Look, fitted, picture
+from sluice_operator.cli.top.picture import SORTS, Look, picture
+from sluice_operator.cli.top.screen import Screen
 from sluice_operator.cli.top.snapshot import RouterLoad, Snapshot
 
-from tests.operator.cli.top.recorded import chat, load, service, service_load, snapshot
+from tests.operator.cli.top.recorded import CHAT, chat, load, service, service_load, snapshot
 from tests.operator.golden import assert_golden
 
 WHERE = "namespace shop"
-PAGE = Path(__file__).resolve().parents[4] / "docs/how-to/watch-a-service.md"
 SEQUENCE = re.compile(r"\x1b\[[0-9;]*m")
 """Sets a colour."""
+FONTS = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)
+"""Fonts that a picture would load from elsewhere."""
 
 
 def console(columns: int, rows: int = 200, *, has_colours: bool = False) -> Console:
@@ -47,10 +48,12 @@ def test_all_is_drawn_within_the_columns(columns: int) -> None:
     assert_golden(f"top/{columns}-columns.txt", "\n".join(lines) + "\n")
 
 
-def test_the_page_shows_what_is_drawn() -> None:
-    lines = drawn(picture(replace(snapshot(), notes=()), WHERE, Look(80)), console(80))
-    first = "\n".join(lines).partition("\n\nshop/tiny")[0]
-    assert f"```text\n{first}\n```" in PAGE.read_text()
+def test_the_picture_of_the_page_is_what_is_drawn() -> None:
+    on = console(100, 33, has_colours=True)
+    on.record = True
+    on.print(Screen().drawn(replace(snapshot(), notes=()), WHERE, on))
+    picture = on.export_svg(title="sluice top -n shop", unique_id="top")
+    assert_golden("../../docs/pictures/top.svg", FONTS.sub("", picture) + "\n")
 
 
 def test_a_colour_says_nothing_that_words_do_not() -> None:
@@ -119,18 +122,41 @@ def test_no_service_is_said() -> None:
     assert lines[-1] == "No InferenceServices in namespace shop."
 
 
+def test_the_ledger_of_the_status_is_shown_with_its_age_where_no_router_gives_counts() -> None:
+    lines = drawn(picture(snapshot(), WHERE, Look(120)), console(120))
+    requests = [line for line in lines if line.startswith("  requests")]
+    assert "abandoned, 0 lost" in requests[0]
+    assert requests[1].endswith(
+        "7 answered, 0 resumed, 0 refused, 0 abandoned, 2 lost; up to 5 min old"
+    )
+
+
+def test_engines_of_a_pool_are_sorted_by_what_they_do() -> None:
+    places = {}
+    for sort in SORTS:
+        text = "\n".join(drawn(picture(snapshot(), WHERE, Look(120, sort)), console(120)))
+        names = ("4jk8s", "9w2xx", "bb7ln", "kk3rt")
+        places[sort] = sorted(names, key=text.index)
+    assert places["name"] == ["kk3rt", "4jk8s", "9w2xx", "bb7ln"]
+    assert places["queue"] == ["4jk8s", "9w2xx", "bb7ln", "kk3rt"]
+    assert places["running"] == places["KV held"] == ["4jk8s", "bb7ln", "9w2xx", "kk3rt"]
+
+
 @pytest.mark.parametrize(
-    ("rows", "hint"),
+    ("held", "bar"),
     [
-        (60, None),
-        (34, "… engines left out: sluice top NAME, a higher terminal, or --once"),
-        (12, "… 15 more lines and engines left out: sluice top NAME, or --once"),
+        (1000, "━━━━━━━━━━"),
+        (997, "━━━━━━━━━━"),
+        (990, "━━━━━━━━━─"),
+        (600, "━━━━━━───·"),
+        (410, "━━━━───···"),
+        (0, "───·······"),
     ],
 )
-def test_what_a_terminal_has_no_room_for_is_named(rows: int, hint: str | None) -> None:
-    on = console(80, rows)
-    lines = drawn(fitted(snapshot(), WHERE, on), on)
-    assert len(lines) <= rows
-    assert any("x7k2p" in line for line in lines) is (hint is None)
-    assert any("no right to list enginepools" in line for line in lines)
-    assert hint is None or lines[-1] == hint
+def test_a_bar_is_full_where_its_percentage_is(held: int, bar: str) -> None:
+    loads = {CHAT: RouterLoad("r", service_load(load("d", "decode", 0, 1, held)))}
+    lines = drawn(
+        picture(Snapshot(snapshot().now, (chat(),), loads=loads), WHERE, Look(120)), console(120)
+    )
+    (row,) = [line for line in lines if line.startswith("    d ")]
+    assert f" {bar} " in row

@@ -3,21 +3,39 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 
 import pytest
 from sluice_contract.cluster import labels
 from sluice_operator.cli.rollout.session import MissingServiceError
 from sluice_operator.cli.top.snapshot import ClusterReader, Snapshot
-from sluice_operator.kube.connection import Request, Response
+from sluice_operator.kube.connection import TEXT, Request, Response
 from sluice_operator.kube.errors import ApiError, UnavailableError
 from sluice_operator.kube.kinds import Manifest
+from sluice_router.telemetry import RouterLoad as TelemetryLoad
+from sluice_router.telemetry import Telemetry
 
 from tests.operator.cli.top.recorded import NOW, load, pod, pool, service, service_load
 
 SLUICE = f"/apis/{labels.API_VERSION}/namespaces/shop"
 CORE = "/api/v1/namespaces/shop"
 LOAD = f"{CORE}/pods/chat-router-a:8080/proxy/load"
+METRICS = f"{CORE}/pods/chat-router-a:8080/proxy/metrics"
+OTHER_METRICS = f"{CORE}/pods/chat-router-b:8080/proxy/metrics"
+
+
+def exposition(answered: int) -> Response:
+    """A router's own text, after so many streams of 30 ms."""
+    telemetry = Telemetry([labels.Role.MIXED])
+    for _ in range(answered):
+        telemetry.completion_began()
+        telemetry.first_byte(0.03, streams=True)
+        telemetry.first_byte(9.0, streams=False)
+        telemetry.completion_ended("answered")
+    return Response(200, telemetry.render([], {}, TelemetryLoad(0, 0, 0)).decode())
+
+
 FORBIDDEN = Response(403, {"kind": "Status", "reason": "Forbidden", "message": "is forbidden"})
 
 
@@ -41,12 +59,15 @@ class Answers:
             f"{SLUICE}/enginepools": listing(pool("chat", "mixed")),
             f"{CORE}/pods": listing(*routers, pod("chat", "mixed", "1-a")),
             LOAD: Response(200, report.to_json_dict() | {"newer": 1}),
+            METRICS: exposition(3),
+            OTHER_METRICS: exposition(4),
             **{PATHS[name]: answer for name, answer in changes.items()},
         }
         self.asked: list[tuple[str, str]] = []
 
     async def send(self, request: Request) -> Response:
         self.asked.append((request.path, request.query.get("labelSelector", "")))
+        assert (request.accept == TEXT) is request.path.endswith("/metrics")
         answer = self.answers.get(request.path, Response(404, {"reason": "NotFound"}))
         if isinstance(answer, Exception):
             raise answer
@@ -58,6 +79,8 @@ PATHS = {
     "pools": f"{SLUICE}/enginepools",
     "pods": f"{CORE}/pods",
     "load": LOAD,
+    "metrics": METRICS,
+    "others": OTHER_METRICS,
 }
 
 
@@ -65,7 +88,7 @@ async def read(api: Answers, name: str | None = None) -> Snapshot:
     return await ClusterReader(api, lambda: NOW, "shop", name).snapshot()
 
 
-async def test_services_pools_pods_and_one_load_a_service_are_read() -> None:
+async def test_services_pools_pods_one_load_a_service_and_all_counts_are_read() -> None:
     api = Answers()
     found = await read(api)
     assert [item["metadata"]["name"] for item in found.services] == ["chat", "tiny"]
@@ -75,6 +98,13 @@ async def test_services_pools_pods_and_one_load_a_service_are_read() -> None:
     assert asked[1].router == "chat-router-a"
     assert asked[1].load.waiting_requests == 2
     assert sorted(path for path, _ in api.asked) == sorted(PATHS.values())
+    (counts,) = found.counts.values()
+    assert {name: count.fates["answered"] for name, count in counts.items()} == {
+        "chat-router-a": 3, "chat-router-b": 4,
+    }  # fmt: skip
+    first_tokens = counts["chat-router-a"].first_tokens
+    assert (first_tokens[0.02], first_tokens[0.03], first_tokens[math.inf]) == (0, 3, 3)
+    assert list(first_tokens) == sorted(first_tokens)
 
 
 async def test_of_one_service_nothing_else_is_read() -> None:
@@ -96,11 +126,12 @@ async def test_of_one_service_nothing_else_is_read() -> None:
     ],
 )
 async def test_a_missing_right_is_named_with_its_rule(what: str, rule: str) -> None:
-    found = await read(Answers(**{what: FORBIDDEN}))
+    changes = dict.fromkeys(("load", "metrics", "others") if what == "load" else (what,), FORBIDDEN)
+    found = await read(Answers(**changes))
     (note,) = found.notes
     assert note.endswith(f" in namespace shop; a Role needs the rule {rule}")
     assert len(found.services) == 2
-    assert bool(found.loads) is (what == "pools")
+    assert bool(found.loads) is bool(found.counts) is (what == "pools")
 
 
 async def test_without_the_right_to_read_services_there_is_nothing_to_show() -> None:
@@ -113,18 +144,26 @@ async def test_without_the_right_to_read_services_there_is_nothing_to_show() -> 
     [
         (Response(503, {"message": "dial tcp: i/o timeout"}), "503 dial tcp: i/o timeout"),
         (UnavailableError(f"GET {LOAD}", "TimeoutError"), f"GET {LOAD}: TimeoutError"),
-        (Response(200, {"draining": 1}), "its answer is not the load of a service"),
+        (Response(200, {"draining": 1}), "its answer is not the load of a router"),
     ],
 )
 async def test_a_router_that_cannot_be_reached_is_named(
     answer: Response | Exception, problem: str
 ) -> None:
-    found = await read(Answers(load=answer))
+    found = await read(Answers(load=answer, metrics=Response(503, None)))
     assert not found.loads
     assert found.notes == (
         f"router chat-router-a in namespace shop reports no load: {problem}; the API server has to "
         "reach port 8080 of routers (NetworkPolicy)",
     )
+
+
+@pytest.mark.parametrize("text", ["", "x 1\n", "{", "# HELP", "sluice_router_ledger_total 1\n"])
+async def test_counts_are_those_of_all_routers_or_of_none(text: str) -> None:
+    found = await read(Answers(others=Response(200, text)))
+    assert (len(found.loads), found.counts) == (1, {})
+    (note,) = found.notes
+    assert note.startswith("router chat-router-b in namespace shop reports no metrics: its answer")
 
 
 async def test_an_api_server_that_is_away_is_no_missing_right() -> None:

@@ -1,0 +1,1 @@
+"""`sluice chat`: a conversation with a service's model, in the terminal."""
