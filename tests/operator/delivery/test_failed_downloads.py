@@ -43,6 +43,9 @@ def test_what_may_pass_is_named_and_tried_again() -> None:
     world.ends(1, said("HubUnreachable", "no connection"))
     world.reconcile()
     assert world.condition("ModelAvailable") == ("False", "HubUnreachable")
+    message = (find(world.status, "ModelAvailable") or {})["message"]
+    assert message.startswith("no connection; failed once, tried again within 10 minutes. ")
+    assert "SLUICE_HUB_ENDPOINT" in message
     assert world.condition("Stalled")[0] == "False"
     world.ends(0, resolved())
     world.reconcile()
@@ -171,7 +174,10 @@ def test_a_pod_that_dies_without_a_word_is_told_by_its_code() -> None:
     world.ends(137, "Traceback\n  killed")
     world.reconcile()
     message = (find(world.status, "ModelAvailable") or {})["message"]
-    assert message == "exited with code 137: Traceback killed; tried again (failed 1 times)"
+    assert (
+        message
+        == "exited with code 137: Traceback killed; failed once, tried again within 10 minutes."
+    )
 
 
 def test_an_answer_that_is_not_understood_is_a_failure() -> None:
