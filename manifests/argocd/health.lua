@@ -6,11 +6,15 @@ for _, condition in ipairs(status.conditions or {}) do
   found[condition.type] = condition
 end
 
+-- A condition whose text another one has names that one.
+local named = { ["See Updated."] = found.Updated, ["See Stalled."] = found.Stalled }
+
 local function told(condition)
   if condition == nil then
     return "No condition yet."
   end
-  return condition.reason .. ": " .. (condition.message or "")
+  local text = named[condition.message] or condition
+  return condition.reason .. ": " .. (text.message or "")
 end
 
 local function is(kind, value)

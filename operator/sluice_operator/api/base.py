@@ -125,6 +125,10 @@ def _quantity(value: Any) -> int | str:
         return value
     if isinstance(value, str) and re.fullmatch(QUANTITY_PATTERN, value) and len(value) <= 32:
         return value
+    if isinstance(value, str) and (unit := re.fullmatch(r"([0-9.]+)([kKMGTPE])i?[Bb]", value)):
+        number, letter = unit.groups()
+        decimal = "k" if letter in "kK" else letter
+        raise ValueError(f"{number}{decimal} or {number}{letter.upper()}i, without B")
     raise ValueError("an amount such as 2, 500m or 4Gi")
 
 

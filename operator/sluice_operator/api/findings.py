@@ -37,6 +37,12 @@ _FORMER: Final = {
 """Field below spec in version 0.1.0 → what to write instead. `{engine}` stands for the section of
 the engine settings. To be removed with version 0.2.0."""
 
+_REQUIRED: Final = {
+    "spec.model": "an object such as {uri: hf://org/name}",
+    "spec.model.uri": "a URI such as hf://org/name or pvc://claim/path",
+}
+"""Required field → what to write there, with an example."""
+
 ApiModelT = TypeVar("ApiModelT", bound=ApiModel)
 
 
@@ -86,6 +92,8 @@ def _finding(detail: ErrorDetails, kind: type[BaseModel], root: str) -> Finding:
     path = path_of(detail["loc"], root) or _ROOT
     if detail["type"] == "extra_forbidden" and (instead := _instead_of(detail["loc"])):
         return Finding(path, f"unknown field; write {instead}")
+    if detail["type"] == "missing" and path in _REQUIRED:
+        return Finding(path, f"{detail['msg']}; allowed: {_REQUIRED[path]}")
     if isinstance(detail["input"], BeyondInt64) and detail["type"] in _INTEGERS:
         got = shown(detail["input"].written)
         return Finding(path, f"Input should be {INT64[0]} to {INT64[-1]}; got {got}")

@@ -200,7 +200,7 @@ class InferenceServiceStatus(ApiModel):
     completed_generation: int | None = Field(
         default=None,
         description="Generation of the spec that last was carried out entirely: since then "
-        "Reconciling is False, even while an engine is replaced.",
+        "Reconciling is absent, even while an engine is replaced.",
     )
     mode: Literal["Mixed", "Disaggregated"] | None = Field(
         default=None,
@@ -301,7 +301,7 @@ class EnginePoolStatus(ApiModel):
     completed_generation: int | None = Field(
         default=None,
         description="Generation of the spec that last was carried out entirely: since then "
-        "Reconciling is False, even while an engine is replaced.",
+        "Reconciling is absent, even while an engine is replaced.",
     )
     replicas: int | None = Field(default=None, description="Engines that run or start.")
     ready_replicas: int | None = Field(

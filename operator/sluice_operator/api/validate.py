@@ -6,6 +6,7 @@ Admission, quotas and whether references exist are not checked.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, Field
@@ -14,12 +15,13 @@ from sluice_contract.error_text import UNTOLD
 from sluice_contract.log_lines import shown_json
 
 from sluice_operator.api.base import LABEL_KEY, ApiModel, DnsLabel, LabelValue
-from sluice_operator.api.findings import parse
+from sluice_operator.api.findings import Finding, InvalidSpecError, parse
 from sluice_operator.api.service import NAME_RULES, InferenceServiceSpec
 from sluice_operator.api.stored import as_stored, without_nulls
 from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
 
 ServersOwn = Annotated[Any, Field(json_schema_extra=UNTOLD)]
+KSERVE: Final = "serving.kserve.io/"
 MAX_KEY_PREFIX: Final = 253
 MAX_KEY_NAME: Final = 63
 
@@ -100,6 +102,11 @@ def parse_service(document: Any) -> ServiceDocument:
     """The InferenceService in a document.
 
     Raises:
-        InvalidSpecError: with every finding.
+        InvalidSpecError: with every finding; of KServe's kind of the same name, with that alone.
     """
+    version = document.get("apiVersion") if isinstance(document, Mapping) else None
+    if isinstance(version, str) and version.startswith(KSERVE):
+        text = f"{shown_json(version)} is KServe's InferenceService; Sluice's is {API_VERSION}, "
+        text += "whose spec begins with model: {uri: hf://org/name}"
+        raise InvalidSpecError((Finding("apiVersion", text),))
     return parse(ServiceDocument, as_stored(document, ServiceDocument), "")

@@ -10,6 +10,7 @@ from typing import Final
 
 from sluice_operator.api.findings import Finding, InvalidSpecError
 from sluice_operator.cli.documents import Document
+from sluice_operator.cli.model_fit import DOES_NOT_FIT
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.validation.errors import INVALID, Refusal
 
@@ -39,6 +40,11 @@ def refused(document: Document, refusal: Refusal) -> DocumentErrors:
     return DocumentErrors(document, refusal.reason, tuple(item.finding for item in refusals))
 
 
+def misfitting(document: Document, findings: tuple[Finding, ...]) -> DocumentErrors:
+    """The errors of a document whose engines cannot hold its model."""
+    return DocumentErrors(document, DOES_NOT_FIT, findings)
+
+
 def unreadable(file: str, why: str) -> DocumentErrors:
     """The error of a whole file."""
     return DocumentErrors(Document(file), UNREADABLE, (Finding("", why),))
@@ -52,6 +58,8 @@ def as_text(errors: DocumentErrors) -> str:
     what = f"would be refused: {errors.reason}"
     if errors.reason == INVALID:
         what = "invalid InferenceService"
+    if errors.reason == DOES_NOT_FIT:
+        what = "engines would not start: the model does not fit"
     rest = () if errors.is_all else (MORE,)
     return "\n  ".join((f"{place}: {what}", *map(str, errors.findings), *rest)) + "\n"
 

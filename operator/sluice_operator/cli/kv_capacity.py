@@ -1,14 +1,13 @@
 """KV capacity in a preview, pool by pool: how many tokens one engine has room for.
 
 Pure. The arithmetic is the engine's, with two omissions. On GPUs, engines also measure memory after
-loading the weights; on CPUs, they leave a part of a container's memory free. The operator knows the
-config.json only of models from a hub or bucket; of other models it has only the spec.
+loading the weights; on CPUs, they leave a part of a container's memory free.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from sluice_contract.config.accelerators import (
@@ -17,6 +16,7 @@ from sluice_contract.config.accelerators import (
     memory_mib_of,
     requests_in_pool,
 )
+from sluice_contract.config.model_facts import ModelFacts
 from sluice_contract.config.model_shape import kv_values
 from sluice_contract.config.sizing import Value, resolved_values
 
@@ -49,37 +49,57 @@ class KvCapacity:
     """Why `tokens` is not known, for a person."""
 
 
+@dataclass(frozen=True)
+class MemoryShare:
+    """Memory of one engine for weights and KV pool, over all of its GPUs, in bytes."""
+
+    bytes: float
+    weights: float
+    token_bytes: int
+    place: str
+    """What leaves that memory, for a person."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that fit beside the weights; negative where these alone do not fit."""
+        return int((self.bytes - self.weights) // self.token_bytes)
+
+
 def kv_capacity_of(
-    model: ModelStatus | None,
+    model: ModelFacts | None,
     accelerator: Accelerator,
     settings: Mapping[str, Value],
     memory_limit_bytes: int | None = None,
 ) -> KvCapacity:
     """The capacity under resolved `settings`, by field name; at most the tokens that running
-    requests can use. `model`: None if it is not resolved; `memory_limit_bytes`: limit of an
+    requests can use. `model`: None if its sizes are unknown; `memory_limit_bytes`: limit of an
     engine's container."""
     capacity = KvCapacity(missing="the model is not resolved yet")
     if model is not None:
-        capacity = _computed(model, accelerator, settings, memory_limit_bytes)
+        share = memory_share(model, accelerator, settings, memory_limit_bytes)
+        capacity = share if isinstance(share, KvCapacity) else _capacity(model, share, settings)
+        if accelerator.is_cpu and capacity.tokens is not None:
+            capacity = replace(capacity, how="at most")
     configured = settings.get("kv_pool_tokens")
     if configured is None:
         return capacity
     return KvCapacity(int(configured), "exactly", capacity.token_bytes)
 
 
-def _computed(
-    model: ModelStatus,
+def memory_share(
+    model: ModelFacts,
     accelerator: Accelerator,
     settings: Mapping[str, Value],
-    memory_limit_bytes: int | None,
-) -> KvCapacity:
+    memory_limit_bytes: int | None = None,
+) -> MemoryShare | KvCapacity:
+    """What an engine has for weights and KV pool; a capacity that says what is missing to know
+    it."""
     stored = model.dtype or UNSAID_DTYPE
     dtype = stored if settings["dtype"] == "auto" else str(settings["dtype"])
     if model.layers is None or model.kv_heads is None or model.head_dim is None:
         return KvCapacity(missing="config.json does not say layers, heads of keys and their size")
     if stored not in BYTES or dtype not in BYTES:
         return KvCapacity(missing=f"the size of {stored} and {dtype} is not known")
-    ranks = max(1, accelerator.count)
     number = BYTES[dtype] if settings.get("kv_cache_dtype", "auto") == "auto" else FP8_BYTES
     token_bytes = kv_values(model.layers, model.kv_heads, model.head_dim) * number
     if accelerator.is_cpu:
@@ -87,27 +107,37 @@ def _computed(
         unknown = "an engine on CPUs without a memory limit tells it at its start"
     else:
         memory_mib, place = memory_mib_of(accelerator), str(accelerator)
+        ranks = max(1, accelerator.count)
         memory_bytes = None if memory_mib is None else memory_mib * MIB * ranks
         unknown = f"the memory of {accelerator} is not known"
     if memory_bytes is None:
         return KvCapacity(token_bytes=token_bytes, missing=unknown)
-    share = memory_bytes * int(settings["memory_percent"]) / 100
-    weights = model.bytes * BYTES[dtype] / BYTES[stored]
-    if model.quantization is not None:  # an engine holds them dequantised
-        if model.parameters is None:
-            text = f"how many weights the {model.quantization} files mean is not known"
-            return KvCapacity(token_bytes=token_bytes, missing=text)
-        weights = model.parameters * BYTES[dtype]
-    if weights >= share:
-        short = f"weights of {weights / 1e9:.1f} GB do not fit: {place} leaves"
-        text = f"{short} {share / 1e9:.1f} GB to weights and KV cache"
+    weights = _weight_bytes(model, BYTES[stored], BYTES[dtype])
+    if weights is None:
+        text = f"how many weights the {model.quantization} files mean is not known"
         return KvCapacity(token_bytes=token_bytes, missing=text)
-    tokens = int((share - weights) // token_bytes)
-    how: Literal["about", "at most"] = "at most" if accelerator.is_cpu else "about"
-    return KvCapacity(min(tokens, _useful(model, settings, tokens) or tokens), how, token_bytes)
+    share = memory_bytes * int(settings["memory_percent"]) / 100
+    return MemoryShare(share, weights, token_bytes, place)
 
 
-def _useful(model: ModelStatus, settings: Mapping[str, Value], tokens: int) -> int | None:
+def _weight_bytes(model: ModelFacts, stored_bytes: int, held_bytes: int) -> float | None:
+    """Bytes of the weights in an engine's memory, which holds them dequantised."""
+    if isinstance(model, ModelStatus) and model.quantization is None:
+        return model.bytes * held_bytes / stored_bytes
+    return None if model.parameters is None else float(model.parameters * held_bytes)
+
+
+def _capacity(model: ModelFacts, share: MemoryShare, settings: Mapping[str, Value]) -> KvCapacity:
+    if share.weights >= share.bytes:
+        short = f"weights of {share.weights / 1e9:.1f} GB do not fit: {share.place} leaves"
+        text = f"{short} {share.bytes / 1e9:.1f} GB to weights and KV cache"
+        return KvCapacity(token_bytes=share.token_bytes, missing=text)
+    tokens = share.tokens
+    most = _useful(model, settings, tokens) or tokens
+    return KvCapacity(min(tokens, most), "about", share.token_bytes)
+
+
+def _useful(model: ModelFacts, settings: Mapping[str, Value], tokens: int) -> int | None:
     """Most tokens that running requests can use: full contexts of as many requests as run at once
     in a pool of `tokens`. None: the context length is unknown."""
     context = settings.get("context_length") or model.context_tokens
@@ -117,18 +147,21 @@ def _useful(model: ModelStatus, settings: Mapping[str, Value], tokens: int) -> i
     return int(requests) * int(context) if context else None
 
 
-def engine_kv_capacity(model: ModelStatus | None, pool: PlannedPool) -> KvCapacity:
-    """The KV capacity of one engine of the pool. `model`: the resolved model; None: not
-    resolved."""
+def memory_limit_bytes(pool: PlannedPool) -> int | None:
+    """Memory limit of an engine's container; None: without one."""
     resources = pool.manifest["spec"].get("resources") or {}
     limit = amount((resources.get("limits") or {}).get("memory"))
-    settings = resolved_values(pool.settings)
-    bytes_ = None if limit is None else int(limit)
-    return kv_capacity_of(model, pool.accelerator.accelerator, settings, bytes_)
+    return None if limit is None else int(limit)
+
+
+def engine_kv_capacity(model: ModelFacts | None, pool: PlannedPool) -> KvCapacity:
+    """The KV capacity of one engine of the pool. `model`: None if its sizes are unknown."""
+    settings, limit = resolved_values(pool.settings), memory_limit_bytes(pool)
+    return kv_capacity_of(model, pool.accelerator.accelerator, settings, limit)
 
 
 def capacity_lines(
-    spec: InferenceServiceSpec, model: ModelStatus | None, pool: PlannedPool
+    spec: InferenceServiceSpec, model: ModelFacts | None, pool: PlannedPool
 ) -> Iterator[str]:
     """The pool's KV capacity as an indented line; none if it can never be known here."""
     capacity = engine_kv_capacity(model, pool)
@@ -142,7 +175,7 @@ def capacity_lines(
         yield f"  KV pool: tokens that fit are not known{token_size}: {capacity.missing}"
 
 
-def running_lines(model: ModelStatus | None, pool: PlannedPool) -> Iterator[str]:
+def running_lines(model: ModelFacts | None, pool: PlannedPool) -> Iterator[str]:
     """How many requests run at once, where an engine of the pool chooses it: an indented line."""
     settings = resolved_values(pool.settings)
     if "max_running_requests" in settings:
@@ -159,7 +192,7 @@ def running_lines(model: ModelStatus | None, pool: PlannedPool) -> Iterator[str]
 
 
 def capacity_json(
-    spec: InferenceServiceSpec, model: ModelStatus | None, pool: PlannedPool
+    spec: InferenceServiceSpec, model: ModelFacts | None, pool: PlannedPool
 ) -> Manifest | None:
     """The pool's KV capacity as JSON; None if it can never be known here."""
     capacity = engine_kv_capacity(model, pool)

@@ -55,7 +55,8 @@ PROGRAMS: Final = {
 }
 """Command → module that runs it as a program of its own."""
 STATUSES: Final = (
-    "Exit status: 0; 1 where a service would be refused; 2 where a file or an option is unusable. "
+    "Exit status: 0; 1 where a service would be refused, or (plan) its model does not fit into its "
+    "engines; 2 where a file or an option is unusable. "
     "Every file and every document is checked, and nothing is shown of the others where one is "
     "refused. With -o json, errors are JSON too: each has refusal.findings, a list of field and "
     "message (plan writes it to stdout, render to stderr)."
@@ -110,6 +111,8 @@ def main(arguments: list[str] | None = None) -> int:
         return translate.run(command_line[1:])
     if command_line[:1] == [EXPLAIN]:
         return explain.run(command_line[1:])
+    if command_line == ["version"]:
+        command_line = ["--version"]
     if not command_line:
         _parser().print_help()
         return 0
@@ -119,26 +122,34 @@ def main(arguments: list[str] | None = None) -> int:
     except ConfigError as error:
         print(f"sluice: {error}", file=sys.stderr)
         return UNUSABLE
-    results = [item for file in options.file for item in _results(file, images)]
+    checks_fit = options.command is _plan
+    results = [
+        item for file in options.file for item in _results(file, images, checks_fit=checks_fit)
+    ]
     command: Callable[[Sequence[Result], argparse.Namespace], None] = options.command
     command(results, options)
     return _status(results)
 
 
-def _results(file: str, images: Images) -> list[Result]:
+def _results(file: str, images: Images, *, checks_fit: bool) -> list[Result]:
     try:
-        return [_result(document, images) for document in read_documents(file)]
+        documents = read_documents(file)
+        return [_result(document, images, checks_fit=checks_fit) for document in documents]
     except UnusableFileError as error:
         return [document_errors.unreadable(file, str(error))]
 
 
-def _result(document: Document, images: Images) -> Result:
+def _result(document: Document, images: Images, *, checks_fit: bool) -> Result:
+    """The preview, or why there is none. `checks_fit`: whether a model that does not fit is an
+    error."""
     try:
         previewed = preview(document.value, images)
     except InvalidSpecError as error:
         return document_errors.invalid(document, error)
     if previewed.plan.refusal is not None:
         return document_errors.refused(document, previewed.plan.refusal)
+    if checks_fit and (misfits := previewed.misfits):
+        return document_errors.misfitting(document, misfits)
     return previewed
 
 
@@ -152,7 +163,9 @@ def _plan(results: Sequence[Result], options: argparse.Namespace) -> None:
     elif wrong := _refused(results):
         _complain(wrong)
     else:
-        print("\n".join(as_text(item) for item in results if isinstance(item, Preview)), end="")
+        shown = [item for item in results if isinstance(item, Preview)]
+        texts = [as_text(item, lists_objects=options.verbose) for item in shown]
+        print("\n".join(texts), end="")
 
 
 def _render(results: Sequence[Result], options: argparse.Namespace) -> None:
@@ -235,6 +248,9 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("-f", "--file", required=True, action="append", help=text)
         sub.add_argument("-o", "--output", choices=outputs, default=outputs[0])
         add_images(sub)
+        if command is _plan:
+            text = "names the objects that would be made"
+            sub.add_argument("-v", "--verbose", action="store_true", help=text)
         if command is _rules:
             text = "where the files of docs/runbooks are served: what `runbook_url` begins with"
             sub.add_argument("--runbook-url-base", default="", help=text)

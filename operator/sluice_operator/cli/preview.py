@@ -9,22 +9,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from textwrap import wrap
 from typing import Any
 
 from pydantic.alias_generators import to_camel
 from sluice_contract.cluster.labels import Role
 from sluice_contract.config.engine import parse_engine_config
 from sluice_contract.config.kv_transfer import KvTransfer
+from sluice_contract.config.model_facts import ModelFacts
 from sluice_contract.config.sizing import Source, sizes_of
 from sluice_contract.config.supported import unused_without_adapters
 
 from sluice_operator.accelerators.node_requirements import unusual_spelling
+from sluice_operator.api.adapters import DEFAULT_REVISION
 from sluice_operator.api.engine import ModelSpec
-from sluice_operator.api.findings import InvalidSpecError
+from sluice_operator.api.findings import Finding, InvalidSpecError
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.api.status import ModelStatus
 from sluice_operator.api.validate import ServiceDocument, parse_service
 from sluice_operator.cli.kv_capacity import capacity_json, capacity_lines, running_lines
+from sluice_operator.cli.model_fit import (
+    ModelSizes,
+    context_advice,
+    fit_findings,
+    gated_lines,
+    model_sizes,
+)
 from sluice_operator.delivery.adapters import assumed_adapters
 from sluice_operator.delivery.image import has_digest, is_image
 from sluice_operator.delivery.resolved_model import (
@@ -58,8 +68,21 @@ class Preview:
     pool_plans: tuple[PoolChildren, ...]
     model: ModelStatus | None = None
     """A hub's model as the document's status has resolved it; None: not resolved."""
+    sizes: ModelSizes | None = None
+    """The model's sizes; None: unknown."""
     adapters: tuple[Manifest, ...] = ()
     """Status that adapters of a hub would have."""
+
+    @property
+    def facts(self) -> ModelFacts | None:
+        return self.sizes.facts if self.sizes else None
+
+    @property
+    def misfits(self) -> tuple[Finding, ...]:
+        """Findings of pools whose engines cannot hold or divide the model. The plan must not be a
+        refusal."""
+        assert self.plan.spec is not None
+        return fit_findings(self.plan.spec, self.sizes, self.plan.pools)
 
     @property
     def manifests(self) -> tuple[Manifest, ...]:
@@ -74,9 +97,14 @@ class Preview:
         return slo_groups(metadata["namespace"], metadata["name"], spec.slo, runbook_url_base)
 
 
-def preview(document: Any, images: Images, nodes: tuple[Manifest, ...] | None = None) -> Preview:
+def preview(
+    document: Any,
+    images: Images,
+    nodes: tuple[Manifest, ...] | None = None,
+    model_config: str | None = None,
+) -> Preview:
     """The plans of an InferenceService that is not in a cluster yet. `nodes`: the cluster's nodes,
-    if known.
+    if known. `model_config`: text of the model's config.json, if given.
 
     Raises:
         InvalidSpecError: the document's types are invalid. If only rules are broken, there is a
@@ -107,7 +135,8 @@ def preview(document: Any, images: Images, nodes: tuple[Manifest, ...] | None = 
         # The HTTPRoute leads to the InferencePool once that is there.
         plan = plan_service(replace(observed, children=applied))
     pools = tuple(plan_pool(PoolObserved(pool.manifest, service)) for pool in plan.pools)
-    return Preview(service, plan, pools, resolved, adapters)
+    sizes = model_sizes(model, resolved, model_config)
+    return Preview(service, plan, pools, resolved, sizes, adapters)
 
 
 def _read(document: Any) -> ServiceDocument:
@@ -119,9 +148,10 @@ def _read(document: Any) -> ServiceDocument:
         raise
 
 
-def as_text(shown: Preview) -> str:
-    """A text for people. The plan must not be a refusal."""
-    return "\n".join(_lines(shown)) + "\n"
+def as_text(shown: Preview, *, lists_objects: bool = False) -> str:
+    """A text for people. The plan must not be a refusal. `lists_objects`: whether the objects are
+    named."""
+    return "\n".join((*_lines(shown), *_object_lines(shown, lists_objects))) + "\n"
 
 
 def as_json(shown: Preview) -> Manifest:
@@ -180,7 +210,7 @@ def _pool(pool: PlannedPool, below: PoolChildren, shown: Preview) -> Manifest:
         "revision": below.revision,
         "accelerator": pool.accelerator.text,
         "memoryLimit": _memory_limit(below),
-        "kvPool": capacity_json(plan.spec, shown.model, pool),
+        "kvPool": capacity_json(plan.spec, shown.facts, pool),
         "settings": settings_status(pool.settings),
         "speculation": drafts.to_json_dict() if (drafts := plan.spec.speculation(role)) else None,
         "hostCache": cache.to_json_dict() if (cache := plan.spec.host_cache(role)) else None,
@@ -220,7 +250,7 @@ def _lines(shown: Preview) -> Iterator[str]:
     assert plan.spec is not None
     yield f"{head}: mode {plan.spec.mode}, model {plan.spec.model.uri}"
     yield f"  served as {plan.spec.model.served_name} at http://{meta['name']}.{meta['namespace']}.svc"
-    yield from _model(plan.spec.model, shown.model, meta["name"])
+    yield from _model(shown, meta["name"])
     yield from _adapters(plan.spec.model, shown.adapters)
     yield from _promise(plan)
     yield from _priorities(plan)
@@ -248,18 +278,24 @@ def _lines(shown: Preview) -> Iterator[str]:
             yield f"  No memory limit ({key}): each engine sizes its KV"
             yield "  pool from the memory of its whole node, as if it were alone there."
         yield from _features(plan.spec, pool.role)
-        yield from capacity_lines(plan.spec, shown.model, pool)
-        yield from running_lines(shown.model, pool)
+        yield from capacity_lines(plan.spec, shown.facts, pool)
+        if advice := context_advice(plan.spec, shown.sizes, pool):
+            yield from wrap(advice, 98, initial_indent="  ", subsequent_indent="    ")
+        yield from running_lines(shown.facts, pool)
         yield from table(_rows(settings_status(pool.settings)))
     yield from _own_scale(plan.spec)
     pools = zip(plan.pools, shown.pool_plans, strict=True)
     if assumed := [below for pool, below in pools if _is_assumed(plan.spec, pool.role)]:
         yield ""
         yield from _assumed_images(assumed)
-    yield ""
+
+
+def _object_lines(shown: Preview, lists_objects: bool) -> Iterator[str]:
     objects = _objects(shown)
-    yield f"{len(objects)} objects:"
-    yield from table((item["kind"], item["name"]) for item in objects)
+    yield ""
+    yield f"{len(objects)} objects" + (":" if lists_objects else "; -v names them.")
+    if lists_objects:
+        yield from table((item["kind"], item["name"]) for item in objects)
 
 
 def inherited_lines(spec: InferenceServiceSpec, role: Role) -> Iterator[str]:
@@ -298,8 +334,14 @@ def _assumed_images(plans: Iterable[PoolChildren]) -> Iterator[str]:
         yield "  until an upgrade is taken, or an edit restarts engines."
 
 
-def _model(model: ModelSpec, resolved: ModelStatus | None, service: str) -> Iterator[str]:
-    """How the model of a hub or an image gets to the engines; that of a hub is pinned."""
+def _model(shown: Preview, service: str) -> Iterator[str]:
+    """The model's size where it is assumed, and how a model of a hub or an image gets to the
+    engines; that of a hub is pinned."""
+    assert shown.plan.spec is not None
+    model, resolved = shown.plan.spec.model, shown.model
+    if shown.sizes is not None and shown.sizes.assumed:
+        yield f"  Its sizes are {shown.sizes.assumed}."
+    yield from gated_lines(model)
     if is_image(model):
         yield "  Each engine copies it out of the image; mounted, where cluster and nodes can."
         if not has_digest(model):
@@ -314,9 +356,9 @@ def _model(model: ModelSpec, resolved: ModelStatus | None, service: str) -> Iter
             yield f"  Weights are quantised ({resolved.quantization}) in these files; engines hold"
             yield "  them in their dtype, in the memory of a model that is not quantised."
     else:
-        yield "  Its revision is resolved to a commit when it is applied; assumed here:"
-        yield f"  {model.revision}. What fits is known then:"
-        yield f"  kubectl get infsvc {service} -o yaml | sluice plan -f -"
+        revision = shown.service["spec"]["model"].get("revision", DEFAULT_REVISION)
+        yield f"  Revision {revision} is resolved to a commit when this is applied."
+        yield f"  With that commit: kubectl get infsvc {service} -o yaml | sluice plan -f -"
     if model.cache is not None:
         yield f"  A Job downloads it to claim {model.cache.claim} before there are engines."
     else:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from operator import attrgetter
-from typing import Any
+from typing import Any, Final
 
-from sluice_operator.api.conditions import UPDATED, Check
+from sluice_operator.api.conditions import RECONCILING, STALLED, UPDATED, Check
 from sluice_operator.apply.applier import ApplyOutcome, Refused
 from sluice_operator.apply.executor import Report
 from sluice_operator.apply.plan import Event, Plan
 from sluice_operator.conditions import reasons
 from sluice_operator.kube.kinds import DEPLOYMENT, Manifest, controller
 from sluice_operator.manifests.ownership import is_unowned, listed
+
+ABNORMAL: Final = (RECONCILING, STALLED)
+"""Conditions that are there only while they are True, as kstatus has them."""
+_SEE: Final = re.compile(r"See (\w+)\.")
+_POOL: Final = re.compile(r"^Pool \w+: ")
 
 
 def conditions(
@@ -32,8 +38,28 @@ def conditions(
             "message": check.message,
             "lastTransitionTime": _transition(former.get(kind), check, now),
         }
-        for kind, check in checks.items()
+        for kind, check in _said_once(checks).items()
     ]
+
+
+def _said_once(checks: Mapping[str, Check]) -> dict[str, Check]:
+    """`checks` with one text for one finding: where Updated or Stalled has the words of another
+    condition, that condition names it instead. Stalled and Reconciling keep theirs, because tools
+    that go by kstatus show these."""
+    said = dict(checks)
+    for kind, check in checks.items():
+        if kind in (UPDATED, *ABNORMAL):
+            continue
+        words = _finding(check.message)
+        speakers = [name for name in (UPDATED, STALLED) if name in checks]
+        if told := [name for name in speakers if words in checks[name].message]:
+            said[kind] = replace(check, message=f"See {told[0]}.")
+    return said
+
+
+def _finding(message: str) -> str:
+    """A message without the pool in front of it, and without its full stop."""
+    return _POOL.sub("", message).removesuffix(".")
 
 
 def _transition(before: Mapping[str, Any] | None, check: Check, now: datetime) -> str:
@@ -55,39 +81,38 @@ def answering(ready: int, desired: int, what: str, updated: Check) -> Check:
     return replace(updated, status="False")
 
 
-def reconciling(progressing: Check, is_done: bool) -> Check:
-    """kstatus's Reconciling: whether tools should wait for the spec. `is_done`: the spec was
-    carried out once. Later repairs, say of an engine on a drained node, are not waited for."""
-    if progressing.is_true and is_done:
-        text = f"The spec was carried out; since then: {progressing.message}"
-        return Check("False", "Recovering", text)
-    return progressing
+def reconciling(moves: Check, *, is_done: bool) -> dict[str, Check]:
+    """kstatus's Reconciling, which is there while tools should wait for the spec. `is_done`: the
+    spec was carried out once. Later repairs, say of an engine on a drained node, are not waited
+    for."""
+    return {RECONCILING: moves} if moves.is_true and not is_done else {}
 
 
-def settled(updated: Check, stalled: Check, paused: str, complete: str) -> Check | None:
+def progressing(moves: Check, updated: Check) -> Check:
+    """The check of Progressing: False while something holds up the spec that need not pass, such as
+    a missing Secret. `moves`: whether tools should wait, and why."""
+    is_held_up = moves.reason == updated.reason and moves.reason not in reasons.HEALTHY
+    return replace(moves, status="False") if is_held_up else moves
+
+
+def settled(updated: Check, stalled: Check | None, paused: str, complete: str) -> Check | None:
     """The check of Progressing if nothing progresses; None: something does. `paused`: message while
     paused, else "". `complete`: message once everything is as it should be."""
-    if stalled.is_true:
+    if stalled is not None:
         return Check("False", stalled.reason, stalled.message)
     if paused:
         return Check("False", reasons.PAUSED, paused)
     return Check("False", "Complete", complete) if updated.is_true else None
 
 
-def not_stalled(checks: Mapping[str, Check]) -> Check:
-    """The check of Stalled while nothing is given up. It says that nothing needs a person only if
-    every one of `checks` (by condition) is True or has a reason in `reasons.HEALTHY`."""
-    for kind, check in checks.items():
-        if not check.is_true and check.reason not in reasons.HEALTHY:
-            text = f"Not given up yet, but {check.reason} may need a person: see {kind}."
-            return Check("False", "NotStalled", text)
-    return Check("False", "NotStalled", "Nothing needs a person.")
-
-
 def find(status: Mapping[str, Any] | None, kind: str) -> Manifest | None:
-    """The condition of one type in a status."""
+    """The condition of one type in a status, with its text where it names another condition."""
     entries = (status or {}).get("conditions") or ()
-    return next((dict(c) for c in entries if c["type"] == kind), None)
+    condition = next((dict(c) for c in entries if c["type"] == kind), None)
+    if condition is not None and (named := _SEE.fullmatch(condition.get("message", ""))):
+        texts = {c["type"]: c["message"] for c in entries}
+        condition["message"] = texts.get(named[1], condition["message"])
+    return condition
 
 
 def unowned(

@@ -23,6 +23,7 @@ from sluice_operator.conditions.pods import (
 from sluice_operator.conditions.waits import (
     late_pod,
     seconds_to_next,
+    unmounted,
 )
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.metadata import is_current
@@ -70,6 +71,8 @@ def shortfall(
         return Check("False", failure.reason, f"{count}; {failure}")
     if reached.failure:
         return Check("False", reasons.REPLICA_FAILURE, f"{count}; {reached.failure}")
+    if volumes := unmounted(current, now):
+        return Check("False", reasons.VOLUMES_NOT_MOUNTED, f"{count}; {volumes}.")
     waits = f" {claim}" if (claim := missing_claim(current)) else ""
     if is_late or late is not None:
         name = f": pod {late['metadata']['name']}" if late is not None and not waits else ""

@@ -38,8 +38,10 @@ KUEUE_GATES: Final = "kueue.x-k8s.io/"
 """How the names of Kueue's gates begin."""
 ACCELERATOR_MISSING: Final = "AcceleratorMissing"
 """An engine found no GPU that it can use."""
-NO_PREEMPTION: Final = re.compile(r"(?<=\.) not found$")
-"""Ending about preemption that the scheduler adds to a message about a pod's claims."""
+PREEMPTION: Final = re.compile(r"[.,]? (?:no new claims to deallocate, )?preemption: .*$")
+"""What the scheduler adds about preemption, which is no remedy for an engine."""
+CLAIM_NOT_FOUND: Final = re.compile(r"(?<=\.) not found$")
+"""Ending that the scheduler adds to a message about a pod's claims."""
 LASTING_REASONS: Final = MODEL_REASONS | {
     "InvalidConfig", "OutOfMemory", "InvalidImageName", ACCELERATOR_MISSING,
 }  # fmt: skip
@@ -184,10 +186,11 @@ def _unschedulable(pod: Manifest) -> PodFailure | None:
         text += f" (queue {name})" if is_kueue else ""
         return PodFailure(_name(pod), SCHEDULING_GATED, text)
     if scheduled.get("reason") == UNSCHEDULABLE:
-        text = NO_PREEMPTION.sub("", _line(scheduled.get("message")))
+        said = CLAIM_NOT_FOUND.sub("", PREEMPTION.sub("", _line(scheduled.get("message"))))
+        text = "no node takes it"
         if templates := [template for _, template in _claims(pod)]:
-            text = f"{text} (it claims devices by ResourceClaimTemplate {', '.join(templates)})"
-        return PodFailure(_name(pod), UNSCHEDULABLE, text)
+            text += f", with devices of ResourceClaimTemplate {', '.join(templates)}"
+        return PodFailure(_name(pod), UNSCHEDULABLE, f"{text} ({said.removesuffix('.')})")
     return None
 
 
@@ -246,8 +249,9 @@ def _waiting(pod: Manifest, reasons: frozenset[str], shown: str | None) -> PodFa
         reason = waiting.get("reason")
         if reason in reasons:
             name = "InvalidImageName" if reason == "InvalidImageName" else shown or reason
-            text = _line(waiting.get("message")) or f"image {container.get('image')}"
-            return PodFailure(_name(pod), name, text)
+            said = _line(waiting.get("message")) or f"image {container.get('image')}"
+            what = "its image cannot be had" if reason in IMAGE_REASONS else "it cannot be started"
+            return PodFailure(_name(pod), name, f"{what}: {said}")
     return None
 
 

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from sluice_operator.api.conditions import Check
+from sluice_operator.api.environment import ADAPTERS_VOLUME, HUB_CA_VOLUME
 from sluice_operator.conditions import reasons
 from sluice_operator.conditions.pods import (
     IMAGE_REASONS,
@@ -26,11 +27,25 @@ from sluice_operator.conditions.pods import (
     pod_condition,
 )
 from sluice_operator.kube.kinds import Manifest
+from sluice_operator.manifests.handover import HANDOVER
+from sluice_operator.manifests.pods import CONFIG_VOLUME
 
 GATED_SECONDS: Final = 3600
 """Patience with a pod that waits for its scheduling gates: queues are long."""
 LEAVING_SECONDS: Final = 60
 """Patience with a pod that is still there when its grace period has ended."""
+MOUNT_SECONDS: Final = 60
+"""Patience with a pod whose volumes kubelet has not mounted."""
+MOUNT_AGAIN: Final = "two minutes"
+"""Longest time until kubelet tries again to mount a volume."""
+MADE_VOLUMES: Final = frozenset({CONFIG_VOLUME, HANDOVER, ADAPTERS_VOLUME, HUB_CA_VOLUME})
+"""Volumes whose objects the operator makes."""
+SOURCES: Final = {
+    "secret": ("Secret", "secretName"),
+    "configMap": ("ConfigMap", "name"),
+    "persistentVolumeClaim": ("PersistentVolumeClaim", "claimName"),
+}
+"""Source of a volume → its kind, and the key of its name."""
 MAX_SHOWN: Final = 4
 """Pods that a message names."""
 REMEDIES: Final = {
@@ -56,6 +71,20 @@ def late_pod(pods: Iterable[Manifest], bound_seconds: int, now: datetime) -> Man
     return min(late, key=lambda pod: str(pod["metadata"]["name"]), default=None)
 
 
+def unmounted(pods: Iterable[Manifest], now: datetime) -> str:
+    """The first pod by name whose volumes are not mounted in time, what they are made of, and when
+    it starts; empty where there is none. Kubelet reports the cause in events alone."""
+    late = [pod for pod in pods if (end := _mounts_until(pod)) is not None and end <= now]
+    pod = min(late, key=lambda item: str(item["metadata"]["name"]), default=None)
+    if pod is None:
+        return ""
+    names = ", ".join(_objects_of(pod)) or "its network"
+    return (
+        f"pod {pod['metadata']['name']} waits for {names}: it starts within {MOUNT_AGAIN} after "
+        "that is there"
+    )
+
+
 def not_leaving(pods: Iterable[Manifest], now: datetime) -> str:
     """The pods that are still there though their grace period has ended, with their nodes, and what
     a person can do; empty where there are none."""
@@ -77,6 +106,7 @@ def seconds_to_next(pods: Iterable[Manifest], bound_seconds: int, now: datetime)
     there = tuple(pods)
     ends = [end for _, end in _ends(there, bound_seconds)]
     ends += [end for pod in there if (end := _leaves_until(pod)) is not None]
+    ends += [end for pod in there if (end := _mounts_until(pod)) is not None]
     left = [(end - now).total_seconds() for end in ends if end > now]
     return min(left) + 1 if left else None
 
@@ -98,6 +128,28 @@ def _unready_since(pod: Manifest) -> str:
     times = (condition.get("lastTransitionTime") for condition in conditions)
     made = pod["metadata"].get("creationTimestamp")
     return str(next((time for time in times if time), made) or "")
+
+
+def _mounts_until(pod: Manifest) -> datetime | None:
+    """When the volumes of a pod with a node should be mounted; None once they are."""
+    starts = pod_condition(pod, "PodReadyToStartContainers")
+    since = starts.get("lastTransitionTime")
+    if starts.get("status") != "False" or not since or is_draining(pod) or is_finished(pod):
+        return None
+    return _time(since) + timedelta(seconds=MOUNT_SECONDS)
+
+
+def _objects_of(pod: Manifest) -> Iterator[str]:
+    """The objects of a pod's volumes that others make, as kind and name."""
+    for volume in (pod.get("spec") or {}).get("volumes") or ():
+        for source, (kind, key) in SOURCES.items():
+            content = volume.get(source) or {}
+            if (
+                key in content
+                and not content.get("optional")
+                and volume["name"] not in MADE_VOLUMES
+            ):
+                yield f"{kind} {content[key]}"
 
 
 def _leaves_until(pod: Manifest) -> datetime | None:

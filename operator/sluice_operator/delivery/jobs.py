@@ -17,6 +17,13 @@ from sluice_operator.conditions.pods import first_failure, name_secret
 from sluice_operator.conditions.reasons import POD_REFUSED
 from sluice_operator.kube.kinds import JOB, Manifest, controller_uid, of_kind
 
+BACKOFF: Final = "10 minutes"
+"""Longest time between two attempts of a Job, whose controller doubles it with each."""
+HUB_UNREACHABLE: Final = "HubUnreachable"
+HUB_SETTINGS: Final = (
+    "The operator's SLUICE_HUB_ENDPOINT, SLUICE_HTTPS_PROXY and SLUICE_NO_PROXY say how the hub is "
+    "reached."
+)
 SUSPENDED: Final = "JobSuspended"
 """Somebody else holds the Job back, say Kueue in a queue."""
 
@@ -101,7 +108,9 @@ def outcome_of(job: Manifest | None, pods: Iterable[Manifest], succeeds_with: st
     if not own:
         return Running(has_pod=False)
     if last:
-        again = f"{last.message}; tried again (failed {len(messages)} times)"
+        times = "once" if len(messages) == 1 else f"{len(messages)} times"
+        hub = f" {HUB_SETTINGS}" if last.reason == HUB_UNREACHABLE else ""
+        again = f"{last.message}; failed {times}, tried again within {BACKOFF}.{hub}"
         return Running(last.reason, again)
     return Running()
 

@@ -36,7 +36,7 @@ from sluice_operator.conditions.conditions import (
     answering,
     apply_failed,
     conditions,
-    not_stalled,
+    progressing,
     reconciling,
     settled,
     unowned,
@@ -90,7 +90,7 @@ def pool_status(
     completed = generation if updated.is_true else before.get("completedGeneration")
     serving = answering(ready, _desired_engines(observed, plan), "engines", updated)
     checks = _checks(plan, current, pods, serving, updated, now)
-    checks[RECONCILING] = reconciling(checks[RECONCILING], completed == generation)
+    checks |= reconciling(checks.pop(RECONCILING), is_done=completed == generation)
     if plan.spec and (adapters := adapters_loaded(observed, plan.spec)):
         checks[ADAPTERS_LOADED] = adapters
     status = EnginePoolStatus(
@@ -146,15 +146,16 @@ def _checks(
     now: datetime,
 ) -> dict[str, Check]:
     failure, hopeless = first_failure(current), _given_up(plan, current, pods, now)
-    stalled = _stalled(plan, serving, updated, hopeless=hopeless)
-    progressing = _progressing(plan, updated, stalled)
+    stalled = _stalled(plan, updated, hopeless=hopeless)
+    moves = _moves(plan, updated, stalled)
+    halted = _halted(plan, current, pods, updated, hopeless=hopeless)
     return {
         READY: serving,
         UPDATED: updated,
-        PROGRESSING: _halted(plan, current, pods, updated, hopeless=hopeless) or progressing,
+        PROGRESSING: halted or progressing(moves, updated),
         MODEL_AVAILABLE: _model(any(map(is_ready, current)), failure, updated),
-        RECONCILING: progressing,
-        STALLED: stalled,
+        RECONCILING: moves,
+        **({STALLED: stalled} if stalled else {}),
     }
 
 
@@ -225,7 +226,7 @@ def _complete(plan: PoolChildren, spec: EnginePoolSpec, count: str) -> Check:
     return Check("True", reasons.SCALED_TO_ZERO, text)
 
 
-def _progressing(plan: PoolChildren, updated: Check, stalled: Check) -> Check:
+def _moves(plan: PoolChildren, updated: Check, stalled: Check | None) -> Check:
     paused = "spec.paused of the InferenceService is true." if plan.paused else ""
     rests = settled(updated, stalled, paused, "Every engine is of the current revision.")
     return rests or Check("True", updated.reason, updated.message)
@@ -272,13 +273,13 @@ def _model(ready: bool, failure: PodFailure | None, updated: Check) -> Check:
     return Check("Unknown", "NotLoadedYet", "No engine has loaded the model yet.")
 
 
-def _stalled(plan: PoolChildren, serving: Check, updated: Check, *, hopeless: bool) -> Check:
+def _stalled(plan: PoolChildren, updated: Check, *, hopeless: bool) -> Check | None:
     troubled = not updated.is_true and updated.reason not in reasons.HEALTHY
     if plan.refusal is not None or updated.reason in reasons.STALLING:
         return Check("True", updated.reason, updated.message)
     if troubled and hopeless:
         return Check("True", updated.reason, with_remedy(updated))
-    return not_stalled({UPDATED: updated, READY: serving})
+    return None
 
 
 def _others_ready(pods: list[Manifest], plan: PoolChildren) -> int:

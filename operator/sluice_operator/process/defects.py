@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -70,10 +70,10 @@ class Defects:
         """The status as it was, with conditions that say that nothing more is known."""
         before: Manifest = live.get("status") or {}
         generation = live["metadata"].get("generation", 0)
-        former: list[Manifest] = before.get("conditions") or []
         message = _message(error, find(before, UPDATED), generation)
+        former = list(_former(before, message))
         why = Check("False", INTERNAL_ERROR, message)
-        checks = dict.fromkeys((UPDATED, PROGRESSING, RECONCILING), why)
+        checks = dict.fromkeys((UPDATED, PROGRESSING), why)
         checks[STALLED] = Check("True", INTERNAL_ERROR, message)
         if find(before, READY) is None:
             checks[READY] = Check("Unknown", INTERNAL_ERROR, message)
@@ -92,6 +92,14 @@ def _message(error: Exception, condition: Manifest | None, generation: int) -> s
     line = next(iter(str(error).splitlines()), "")[:MAX_TEXT]
     text = f"{head}: {line}" if line else head
     return f"{text}. It is tried again; the operator's log has the traceback."
+
+
+def _former(before: Manifest, message: str) -> Iterator[Manifest]:
+    """Conditions that stay, with texts of their own where they named a condition that changes."""
+    for entry in before.get("conditions") or ():
+        condition = find(before, entry["type"])
+        if condition is not None and entry["type"] != RECONCILING:
+            yield entry if condition["message"] == message else condition
 
 
 def _by_type(entries: Iterable[Manifest]) -> dict[str, Manifest]:

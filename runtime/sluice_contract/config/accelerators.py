@@ -95,6 +95,7 @@ MAX_RUNNING_REQUESTS: Final = 4096
 TYPICAL_TOKENS: Final = 1024
 """Assumed tokens of a request's prompt and answer together. With longer requests the KV pool runs
 out of pages first; with shorter ones rows run out first."""
+LEAST_POOL_TOKENS: Final = 4096
 RUNNING_STEP: Final = 16
 """Multiple to which numbers of rows are rounded, because matrix kernels compute tiles of this
 size."""
@@ -236,6 +237,11 @@ def requests_in_pool(pool_tokens: int, cuda_graph_max_batch: int) -> int:
     requests = min(pool_tokens // TYPICAL_TOKENS, MAX_RUNNING_REQUESTS)
     least = max(MIN_RUNNING_REQUESTS, cuda_graph_max_batch)
     return max(requests // RUNNING_STEP * RUNNING_STEP, least)
+
+
+def least_tokens(context_tokens: int) -> int:
+    """Tokens of the smallest KV pool with which a model counts as fitting."""
+    return min(context_tokens, LEAST_POOL_TOKENS)
 
 
 def memory_percent(memory_mib: int, sizes: Sizes, tensor_parallel: int) -> int:

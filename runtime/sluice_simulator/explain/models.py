@@ -1,20 +1,19 @@
-"""The model of an explanation: from its config.json, or a well-known one by name.
+"""The model of an explanation: from its config.json, or a published one by name.
 
 Steps are taken to read all experts, as those of many rows do, and each layer all tokens before one,
-also where it has a window. Knows nothing of devices. The table's numbers are those of each model's
-config.json on Hugging Face.
+also where it has a window. Knows nothing of devices.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from sluice_contract.base import ConfigError
 from sluice_contract.config.model_shape import ModelShape, language_model, shape_from
+from sluice_contract.config.published_models import published_model
 from sluice_contract.config.supported import ARCHITECTURES, QUANTISATIONS
 
 BYTES: Final = 2
@@ -37,6 +36,11 @@ class ExplainedModel:
         return float(BYTES * (self.shape.layer_values + logits))
 
     @property
+    def held_bytes(self) -> int:
+        """Bytes of memory that all weights take."""
+        return BYTES * self.shape.parameters
+
+    @property
     def token_flop(self) -> float:
         """Operations for a prompt token without attention; logits are for the last one alone."""
         return float(2 * self.shape.active_layer_values)
@@ -52,45 +56,10 @@ class ExplainedModel:
         return self.kv_number_bytes * self.shape.kv_values
 
 
-def _qwen3(size: str, layers: int, hidden: int, heads: int, intermediate: int) -> ExplainedModel:
-    shape = ModelShape(
-        151_936, hidden, intermediate, layers, heads, 8, 128, 40_960, tied_embeddings=hidden < 4096
-    )
-    return ExplainedModel(f"Qwen3-{size}", shape)
-
-
-def _llama(size: str, layers: int, hidden: int, heads: int, intermediate: int) -> ExplainedModel:
-    dim, tied = hidden // heads, hidden < 4096
-    shape = ModelShape(
-        128_256, hidden, intermediate, layers, heads, 8, dim, 131_072, tied_embeddings=tied
-    )
-    return ExplainedModel(f"Llama-3-{size}", shape)
-
-
-KNOWN: Final = (
-    _qwen3("0.6B", 28, 1024, 16, 3072),
-    _qwen3("1.7B", 28, 2048, 16, 6144),
-    _qwen3("4B", 36, 2560, 32, 9728),
-    _qwen3("8B", 36, 4096, 32, 12_288),
-    _qwen3("14B", 40, 5120, 40, 17_408),
-    _qwen3("32B", 64, 5120, 64, 25_600),
-    _llama("1B", 16, 2048, 32, 8192),
-    _llama("3B", 28, 3072, 24, 8192),
-    _llama("8B", 32, 4096, 32, 14_336),
-    _llama("70B", 80, 8192, 64, 28_672),
-)
-
-
 def known_model(names: Iterable[str]) -> ExplainedModel | None:
-    """The well-known model that one of the names has in it: family, and size."""
-    for name in names:
-        plain = re.sub(r"[^a-z0-9.]", "", name.casefold())
-        for model in KNOWN:
-            family, _, size = model.name.casefold().rpartition("-")
-            pattern = rf"{family.replace('-', '')}(\.\d)?{re.escape(size)}(?![0-9])"
-            if re.search(pattern, plain):
-                return model
-    return None
+    """The published model that one of the names has in it."""
+    model = published_model(names)
+    return ExplainedModel(model.name, model.shape) if model else None
 
 
 def model_from(text: str) -> ExplainedModel:

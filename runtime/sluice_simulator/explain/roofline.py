@@ -9,7 +9,12 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from sluice_contract.config.accelerators import PRODUCTS, Accelerator, product_row
+from sluice_contract.config.accelerators import (
+    PRODUCTS,
+    Accelerator,
+    least_tokens,
+    product_row,
+)
 
 from sluice_simulator.costs import Coefficients, Cost
 from sluice_simulator.explain.models import ExplainedModel
@@ -45,9 +50,9 @@ def roofline(model: ExplainedModel, accelerator: Accelerator, memory_percent: in
     flops, bandwidth = peak.tflops * 1e12 * scale, peak.terabytes * 1e12 * scale
     memory = (accelerator.memory_mib or row.memory_gib * 1024) * 2**20 * count
     share = memory * memory_percent / 100
-    tokens = int((share - model.weight_bytes) // model.kv_bytes)
-    if tokens < min(model.shape.context_length_tokens, 4096):
-        weights = math.ceil(model.weight_bytes / 2**30)
+    tokens = int((share - model.held_bytes) // model.kv_bytes)
+    if tokens < least_tokens(model.shape.context_length_tokens):
+        weights = math.ceil(model.held_bytes / 2**30)
         raise NoCostError(
             f"{model.name} does not fit: its weights are {weights} GiB, and {count} x {row.name} "
             f"leave {share / 2**30:.0f} GiB; more accelerator.count, or a "

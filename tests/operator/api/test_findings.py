@@ -35,9 +35,19 @@ def _template(**values: Any) -> dict[str, Any]:
 
 
 SPREAD = {"maxSkew": 1, "topologyKey": "a", "whenUnsatisfiable": "DoNotSchedule"}
+MODEL_URI = (
+    "spec.model.uri: Field required; allowed: a URI such as hf://org/name or pvc://claim/path"
+)
 SPECS: list[tuple[dict[str, Any], str]] = [
-    ({"model": {}}, "spec.model.uri: Field required; allowed: a valid string"),
-    ({"model": {"uri": None}}, "spec.model.uri: Field required; allowed: a valid string"),
+    ({"model": {}}, MODEL_URI),
+    ({"model": {"uri": None}}, MODEL_URI),
+    ({"model": None}, "spec.model: Field required; allowed: an object such as {uri: hf://org/name}"),
+    ({"resources": {"limits": {"memory": "2GB"}}},
+     'spec.resources.limits.memory: "2GB" is not allowed; allowed: 2G or 2Gi, without B'),
+    ({"resources": {"limits": {"memory": "64KiB"}}},
+     'spec.resources.limits.memory: "64KiB" is not allowed; allowed: 64k or 64Ki, without B'),
+    ({"resources": {"limits": {"memory": "9mb"}}}, 'spec.resources.limits.memory: "9mb" is not '
+     "allowed; allowed: an amount such as 2, 500m or 4Gi"),
     ({"engine": []}, "spec.engine: Input should be an object; got []"),
     (_template(env={}), "spec.template.env: Input should be a valid array; got {}"),
     (_template(env=[None]), "spec.template.env[0]: Input should be an object; "
@@ -190,6 +200,9 @@ DOCUMENTS: list[tuple[Any, str]] = [
     ({"apiVersion": "v1"}, 'apiVersion: "v1" is not allowed; allowed: serving.sluice.dev/v1alpha1'),
     ({"specs": {}}, "specs: unknown field; did you mean spec? "
      "allowed: apiVersion, kind, metadata, spec, status"),
+    ({"apiVersion": "serving.kserve.io/v1beta1", "spec": {"predictor": {}}},
+     'apiVersion: "serving.kserve.io/v1beta1" is KServe\'s InferenceService; Sluice\'s is '
+     "serving.sluice.dev/v1alpha1, whose spec begins with model: {uri: hf://org/name}"),
     ({"metadata": None}, "metadata: Field required; allowed: an object"),
     ({"metadata": {}}, "metadata.name: Field required; allowed: a valid string"),
     ({"metadata": {"name": 5}}, "metadata.name: Input should be a valid string; got 5"),

@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Any
 
 import pytest
-from sluice_operator.conditions.conditions import find
+from sluice_operator.conditions.conditions import ABNORMAL, find
 from sluice_operator.informer.dispatch import Dispatcher, Reconcile
 from sluice_operator.informer.keys import Key
 from sluice_operator.informer.workqueue import WorkQueue
@@ -113,7 +113,9 @@ class Cluster(MemoryApi):
     def condition(self, kind: Kind, condition: str) -> tuple[str, str, str]:
         """Status, reason and message."""
         status = self.objects[kind, CHILDREN[kind][0]].get("status")
-        entry = find(status, condition) or dict.fromkeys(("status", "reason", "message"), "")
+        nothing = dict.fromkeys(("status", "reason", "message"), "")
+        absent = nothing | {"status": "False"} if status and condition in ABNORMAL else nothing
+        entry = find(status, condition) or absent
         return entry["status"], entry["reason"], entry["message"]
 
     def warnings(self) -> list[str]:

@@ -133,9 +133,7 @@ async def test_it_goes_on_is_told_with_field_and_manager_until_it_was_quiet_for_
     assert (updated["status"], updated["reason"]) == ("False", "Rewritten")
     assert f"Deployment {ROUTER}: spec.replicas is rewritten by hpa" in updated["message"]
     assert condition(cluster.status, "Ready")["status"] == "True"
-    stalled = condition(cluster.status, "Stalled")
-    assert stalled["status"] == "False"
-    assert "Rewritten may need a person" in stalled["message"]
+    assert condition(cluster.status, "Progressing")["status"] == "False"
     before = len(cluster.api.writes)
     seconds = await cluster.service(KEY)
     assert len(cluster.api.writes) == before

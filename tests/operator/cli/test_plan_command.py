@@ -22,11 +22,12 @@ SAMPLES = sorted((ROOT / "manifests" / "samples").glob("*.yaml"))
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: path.stem)
 def test_samples_are_carried_out(sample: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "-f", str(sample)]) == 0
-    assert "objects:" in capsys.readouterr().out
+    assert "objects; -v names them." in capsys.readouterr().out
 
 
 def test_plan_says_what_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "-f", spec_file(tmp_path, document({"engine": {"chunkSize": 64}}))]) == 0
+    file = spec_file(tmp_path, document({"engine": {"chunkSize": 64}}))
+    assert main(["plan", "-v", "-f", file]) == 0
     out = capsys.readouterr().out
     assert "served as tiny at http://chat.default.svc" in out
     assert "Pool mixed: replicas 1, each on CPU" in out

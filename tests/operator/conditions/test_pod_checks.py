@@ -166,7 +166,9 @@ def test_an_unplaced_pod_names_the_template_of_its_devices() -> None:
     pod["spec"]["resourceClaims"] = CLAIMS
     failure = failure_of(pod)
     assert failure is not None
-    assert failure.message.endswith("(it claims devices by ResourceClaimTemplate two-gpus)")
+    assert failure.message.startswith(
+        "no node takes it, with devices of ResourceClaimTemplate two-gpus (0/3 nodes"
+    )
 
 
 @pytest.mark.parametrize(
@@ -259,7 +261,19 @@ def test_a_claim_that_is_not_there_is_told_once() -> None:
         )
     )  # fmt: skip
     assert failure is not None
-    assert failure.message == message.removesuffix(" not found")
+    said = message.removesuffix(". not found")
+    assert failure.message == f"no node takes it ({said})"
+
+
+def test_what_the_scheduler_says_of_preemption_is_left_out() -> None:
+    noise = ", no new claims to deallocate, preemption: 0/1 nodes are available: 1 Preemption is"
+    message = f"0/1 nodes are available: 1 Insufficient nvidia.com/gpu{noise} not helpful."
+    unplaced = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    failure = failure_of(_pod(conditions=[unplaced | {"message": message}]))
+    assert failure is not None
+    assert failure.message == (
+        "no node takes it (0/1 nodes are available: 1 Insufficient nvidia.com/gpu)"
+    )
 
 
 def test_an_engines_own_download_without_a_token_names_its_secret() -> None:

@@ -11,7 +11,12 @@ from sluice_operator.conditions.deployments import (
     seconds_to_bound,
     shortfall,
 )
-from sluice_operator.conditions.waits import GATED_SECONDS, LEAVING_SECONDS, not_leaving
+from sluice_operator.conditions.waits import (
+    GATED_SECONDS,
+    LEAVING_SECONDS,
+    MOUNT_SECONDS,
+    not_leaving,
+)
 from sluice_operator.kube.kinds import Manifest
 
 from tests.operator.examples import NOW, complete, pods, pool_plan
@@ -93,3 +98,36 @@ def test_pods_that_should_have_left_are_named_with_their_nodes() -> None:
     assert "and 2 more" in text
     assert "kubectl delete node" in text
     assert not not_leaving(pods(DEPLOYMENT), end)
+
+
+UNMOUNTED = {"type": "PodReadyToStartContainers", "status": "False"}
+VOLUMES = [
+    {"name": "config", "configMap": {"name": "chat-mixed"}},
+    {"name": "handover", "secret": {"secretName": "chat-handover"}},
+    {"name": "sluice-api-keys", "secret": {"secretName": "team-keys"}},
+    {"name": "extra", "configMap": {"name": "perhaps", "optional": True}},
+    {"name": "data", "persistentVolumeClaim": {"claimName": "data"}},
+    {"name": "tmp", "emptyDir": {}},
+]
+
+
+def test_a_pod_whose_volumes_are_not_mounted_names_what_they_are_made_of() -> None:
+    """The operator's own objects and optional ones are not named."""
+    pod = waiting(UNMOUNTED)
+    pod["spec"] = pod["spec"] | {"volumes": VOLUMES}
+    reached, end = progress(DEPLOYMENT, once_complete()), NOW + MOUNT_SECONDS * SECOND
+    seconds = seconds_to_bound(reached, [pod], NOW)
+    assert seconds is not None
+    assert MOUNT_SECONDS <= seconds <= MOUNT_SECONDS + 1, "no event tells of it"
+    early = shortfall(reached, [pod], "1 of 2 engines ready", end - SECOND)
+    assert early.reason == "Starting"
+    told = shortfall(reached, [pod], "1 of 2 engines ready", end)
+    assert told.reason == "VolumesNotMounted"
+    assert told.message == (
+        f"1 of 2 engines ready; pod {pod['metadata']['name']} waits for Secret team-keys, "
+        "PersistentVolumeClaim data: it starts within two minutes after that is there."
+    )
+    mounted = waiting(UNMOUNTED | {"status": "True"})
+    assert shortfall(reached, [mounted], "1 of 2", end).reason == "Starting"
+    leaving = pod | {"metadata": pod["metadata"] | {"deletionTimestamp": SINCE}}
+    assert shortfall(reached, [leaving], "1 of 2", end).reason == "Starting"

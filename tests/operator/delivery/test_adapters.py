@@ -137,7 +137,8 @@ def test_one_that_fails_is_named_and_stops_nothing_else() -> None:
     assert "sql is not downloaded: hf://org/sql@v1: commit c0 has no" in message(world)
     assert list(loaded(world)) == ["law"]
     assert list(jobs(world)) == ["hf://org/sql"], "it is not tried again by itself"
-    for kind in ("Ready", "Updated", "Stalled"):
+    assert world.condition("Stalled")[0] == "False"
+    for kind in ("Ready", "Updated"):
         assert "adapter" not in (find(world.status, kind) or {})["message"]
     world.edit(adapters=[SQL | {"uri": "hf://org/sql@v2"}, LAW])
     world.reconcile()

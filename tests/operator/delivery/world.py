@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sluice_contract.wire.fetch_progress import FetchProgress
-from sluice_operator.conditions.conditions import find
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.service.observe import Images, Installation
 from sluice_operator.service.plan import ServicePlan, plan_service
@@ -15,6 +14,7 @@ from sluice_operator.service.report.status import service_status
 
 from tests.operator.examples import IMAGES, NOW, live, of, service, service_observed, written
 from tests.operator.model_pods import COMMIT, ended_pod, resolved, said
+from tests.operator.statuses import condition
 
 
 @dataclass
@@ -85,8 +85,7 @@ class World:
         return {kind for kind, _ in self.children}
 
     def condition(self, kind: str) -> tuple[str, str]:
-        found = find(self.status, kind)
-        assert found is not None, kind
+        found = condition(self.status, kind)
         return found["status"], found["reason"]
 
     def revisions(self) -> dict[str, str]:

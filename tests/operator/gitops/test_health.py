@@ -86,6 +86,16 @@ def test_a_recorded_state_is_judged_alike_by_argo_cd_and_by_kstatus(name: str) -
     assert (status, kstatus(item)) == STATES[name]
     reasons = {f"{each['reason']}: {each['message']}" for each in item["status"]["conditions"]}
     assert message in reasons, "a person reads why"
+    assert ": See " not in message
+
+
+def test_a_condition_that_names_another_is_shown_with_its_text() -> None:
+    item = recorded("service-engines-unschedulable")
+    entries = [c for c in item["status"]["conditions"] if c["type"] != "Reconciling"]
+    item["status"]["conditions"] = entries
+    texts = {entry["type"]: entry["message"] for entry in entries}
+    assert texts["Ready"] == "See Updated."
+    assert health(item) == (DEGRADED, f"Unschedulable: {texts['Updated']}")
 
 
 def test_what_the_operator_has_not_seen_is_in_progress() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import aiohttp
 from kubernetes.aio import client
+from sluice_operator.conditions.conditions import ABNORMAL, find
 from sluice_operator.kube.client import ApiClient, path
 from sluice_operator.kube.connection import JSON_PATCH, Connection, LogIn, Request, Response, log_in
 from sluice_operator.kube.kinds import Kind, Manifest
@@ -163,9 +164,11 @@ async def aborted(response: aiohttp.ClientResponse) -> AsyncGenerator[None, None
 
 
 def condition(item: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """A condition of an object's status; empty when it has none of that type."""
-    found = item.get("status", {}).get("conditions", [])
-    return next((each for each in found if each["type"] == kind), {})
+    """A condition of an object's status, with its text; empty when it has none of that type. One
+    that kstatus takes for False where it is missing is False."""
+    status = item.get("status") or {}
+    absent = {"status": "False"} if kind in ABNORMAL and status.get("conditions") else {}
+    return find(status, kind) or absent
 
 
 def _brief(item: Manifest) -> Manifest:

@@ -64,6 +64,12 @@ def scaling(status: str, reason: str | None = None) -> Callable[[State], bool]:
     return check
 
 
+def is_not_scaled(services: State) -> bool:
+    """Whether the service says nothing of scaling, as its engines are of a fixed number."""
+    status = services["chat"]["status"]
+    return bool(status["conditions"]) and not condition(services["chat"], "ScalingActive")
+
+
 def engines(count: int) -> Callable[[State], bool]:
     """Whether the engines' Deployment is asked for so many."""
     return lambda found: any(
@@ -118,7 +124,7 @@ async def test_pausing_ends_it_and_fixed_replicas_take_over(
     router.load = BUSY
     fixed = {"spec": {"paused": False, "autoscaling": None, "replicas": 2}}
     await cluster.patch(INFERENCE_SERVICE, namespace, "chat", fixed)
-    found = await cluster.until(INFERENCE_SERVICE, namespace, scaling("False", "FixedReplicas"))
+    found = await cluster.until(INFERENCE_SERVICE, namespace, is_not_scaled)
     assert "scaling" not in found["chat"]["status"]
     pool = await cluster.get(ENGINE_POOL, namespace, POOL)
     assert pool["spec"]["replicas"] == 2

@@ -82,7 +82,8 @@ async def test_engines_claim_devices_and_what_the_scheduler_lacks_is_named(
         "resourceClaimStatuses": [{"name": claim["name"], "resourceClaimName": "made"}],
     }
     await cluster.patch(POD, namespace, f"{name}-0", {"status": status}, "status")
-    told = f"{SCHEDULER} (it claims devices by ResourceClaimTemplate two-gpus)"
+    said = SCHEDULER.removesuffix(".")
+    told = f"no node takes it, with devices of ResourceClaimTemplate two-gpus ({said})"
     await cluster.until(INFERENCE_SERVICE, namespace, updated("Unschedulable", told))
 
 

@@ -34,7 +34,7 @@ def shown(name: str, *, called: str | None = None) -> tuple[str, str]:
         service = {**service, "metadata": {**service["metadata"], "name": called}}
     result = preview(service, IMAGES)
     assert result.plan.refusal is None
-    return to_yaml_stream(result.manifests), as_text(result)
+    return to_yaml_stream(result.manifests), as_text(result, lists_objects=True)
 
 
 @pytest.mark.parametrize("name", WHOLE)

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -27,12 +28,13 @@ from sluice_operator.cli.explain.shown import (
     ExplainedPool,
     Explanation,
     explained_json,
-    explained_text,
+    explained_lines,
 )
 from sluice_operator.cli.image_options import add_images, images_of
 from sluice_operator.cli.preview import Preview, preview
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.service.observe import Images
+from sluice_operator.service.rollout.planned_rollout import PlannedPool
 
 REFUSED: Final = 1
 UNUSABLE: Final = 2
@@ -80,27 +82,30 @@ def _explained(
     if accelerator is not None:
         value, nodes = on_accelerator(value, accelerator)
     try:
-        previewed = preview(value, images, nodes)
+        previewed = preview(value, images, nodes, load.model_config)
     except InvalidSpecError as error:
         return document_errors.invalid(document, error)
     if previewed.plan.refusal is not None:
         return document_errors.refused(document, previewed.plan.refusal)
-    return _explanation(previewed, load, simulate, nodes_known)
+    if misfits := previewed.misfits:
+        return document_errors.misfitting(document, misfits)
+    return _explanation(previewed, load, simulate, nodes_known=nodes_known, asked=nodes is not None)
 
 
-def _explanation(previewed: Preview, load: Load, simulate: Ask, nodes_known: bool) -> Explanation:
-    spec, answers = previewed.plan.spec, dict[Question, Answer]()
+def _explanation(
+    previewed: Preview, load: Load, simulate: Ask, *, nodes_known: bool, asked: bool
+) -> Explanation:
+    spec, simulated = previewed.plan.spec, cache(simulate)
     assert spec is not None
-    pools = []
-    for pool in previewed.plan.pools:
-        about = question(spec, pool, load)
-        if about not in answers:
-            answers[about] = simulate(about)
-        judged = verdicts(answers[about])
-        facts = Facts(spec, pool, {verdict.subject: verdict for verdict in judged})
-        advice = tuple(hints(facts, nodes_known=nodes_known))
-        pools.append(ExplainedPool(pool, answers[about], judged, advice))
-    return Explanation(previewed, load.requests, promise_of(spec), tuple(pools))
+
+    def explain(pool: PlannedPool) -> ExplainedPool:
+        answer = simulated(question(spec, pool, load))
+        judged = verdicts(answer)
+        by_subject = {verdict.subject: verdict for verdict in judged}
+        facts = Facts(spec, pool, previewed.sizes, by_subject)
+        return ExplainedPool(pool, answer, judged, tuple(hints(facts, nodes_known=nodes_known)))
+
+    return Explanation(previewed, load.requests, promise_of(spec), explain, knows_nodes=asked)
 
 
 def _print(explained: Explanation | DocumentErrors, output: str) -> int:
@@ -110,7 +115,11 @@ def _print(explained: Explanation | DocumentErrors, output: str) -> int:
         else:
             print(document_errors.as_text(explained), end="", file=sys.stderr)
         return REFUSED
-    print(json.dumps(explained_json(explained)) if output == "json" else explained_text(explained))
+    if output == "json":
+        print(json.dumps(explained_json(explained)))
+        return 0
+    for line in explained_lines(explained):
+        print(line, flush=True)  # what is known is read while the rest is simulated
     return 0
 
 
@@ -136,8 +145,9 @@ def _parser() -> argparse.ArgumentParser:
         prog="sluice explain",
         description="What a service's engines are sized for and why, whether chunking, mixing or "
         "disaggregation pays and from which load on (simulated), and hints.",
-        epilog="Exit status: 0; 1 where a service would be refused; 2 where a file or an option "
-        "is unusable. -o json prints one object a line, one for each service.",
+        epilog="Exit status: 0; 1 where a service would be refused, or its model does not fit; 2 "
+        "where a file or an option is unusable. -o json prints one object a line, one for each "
+        "service.",
     )
     parser.add_argument("-f", "--file", required=True, help="InferenceServices; - is stdin")
     where = parser.add_mutually_exclusive_group()

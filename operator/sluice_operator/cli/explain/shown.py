@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,6 +10,7 @@ from sluice_contract.wire.explain import Answer, ArrangementName, Promise, Reque
 
 from sluice_operator.cli.explain.advice import Hint, Verdict, rate_text
 from sluice_operator.cli.kv_capacity import BY_ENGINE, capacity_lines, running_lines
+from sluice_operator.cli.model_fit import gated_lines
 from sluice_operator.cli.preview import Preview, as_json, inherited_lines, table, value_text
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.service.revisions.settings import settings_status
@@ -52,12 +53,16 @@ class Explanation:
     preview: Preview
     requests: Requests
     promise: Promise
-    pools: tuple[ExplainedPool, ...]
+    explain: Callable[[PlannedPool], ExplainedPool]
+    """Explains a pool, by a simulation that takes seconds."""
+    knows_nodes: bool
+    """Whether there are nodes, of a file or assumed."""
 
 
 def explained_json(shown: Explanation) -> Manifest:
     """JSON for programs."""
-    pools = {explained.pool.role.value: _pool_json(explained) for explained in shown.pools}
+    explained = map(shown.explain, shown.preview.plan.pools)
+    pools = {item.pool.role.value: _pool_json(item) for item in explained}
     head = as_json(shown.preview)
     return {
         "name": head["name"],
@@ -84,33 +89,41 @@ def _pool_json(explained: ExplainedPool) -> Manifest:
     }
 
 
-def explained_text(shown: Explanation) -> str:
-    """A text for people."""
-    return "\n".join(_lines(shown)) + "\n"
-
-
-def _lines(shown: Explanation) -> Iterator[str]:
+def explained_lines(shown: Explanation) -> Iterator[str]:
+    """Lines for people. The sizes of a pool come before its simulation begins."""
     meta, spec = shown.preview.service["metadata"], shown.preview.plan.spec
     assert spec is not None
     yield f"InferenceService {meta['namespace']}/{meta['name']}: mode {spec.mode}"
     yield f"  {spec.model.uri}"
-    for explained in shown.pools:
+    if (sizes := shown.preview.sizes) is not None and sizes.assumed:
+        yield f"  Its sizes are {sizes.assumed}."
+    yield from gated_lines(spec.model)
+    for pool in shown.preview.plan.pools:
         yield ""
-        yield f"Pool {explained.pool.role}: each engine on {explained.pool.accelerator.text}"
-        yield from inherited_lines(spec, explained.pool.role)
-        check = explained.pool.accelerator.verified
-        yield f"  {check.reason}: {check.message}"
-        yield from table(_sizes(explained))
+        yield f"Pool {pool.role}: each engine on {pool.accelerator.text}"
+        yield from inherited_lines(spec, pool.role)
+        yield from _verified(shown, pool)
+        yield from table(_sizes(pool))
         yield ""
+        explained = shown.explain(pool)
         yield from _simulated(shown, explained)
         if explained.hints:
             yield from ("", "  Hints:")
             yield from (f"  - {hint.text}" for hint in explained.hints)
 
 
-def _sizes(explained: ExplainedPool) -> Iterator[tuple[str, ...]]:
+def _verified(shown: Explanation, pool: PlannedPool) -> Iterator[str]:
+    check = pool.accelerator.verified
+    if shown.knows_nodes or pool.accelerator.accelerator.is_cpu:
+        yield f"  {check.reason}: {check.message}"
+        return
+    yield "  No cluster was asked: the accelerator is what the spec says. --nodes FILE takes what"
+    yield "  kubectl get nodes -o yaml prints."
+
+
+def _sizes(pool: PlannedPool) -> Iterator[tuple[str, ...]]:
     yield ("setting", "value", "source", "from", "why")
-    for key, entry in settings_status(explained.pool.settings).items():
+    for key, entry in settings_status(pool.settings).items():
         if key in WHY or entry["source"] == "User":
             value = value_text(entry["value"])
             yield (key, value, entry["source"], entry["from"], WHY.get(key, "as the spec says"))
@@ -121,8 +134,8 @@ def _simulated(shown: Explanation, explained: ExplainedPool) -> Iterator[str]:
     if answer.missing is not None:
         yield f"  Not simulated: {answer.missing}"
         if (spec := shown.preview.plan.spec) is not None:
-            yield from capacity_lines(spec, shown.preview.model, explained.pool)
-            yield from running_lines(shown.preview.model, explained.pool)
+            yield from capacity_lines(spec, shown.preview.facts, explained.pool)
+            yield from running_lines(shown.preview.facts, explained.pool)
         return
     yield f"  Simulated, not measured: two engines, each {answer.cost_source}."
     yield from _not_simulated(shown, explained)

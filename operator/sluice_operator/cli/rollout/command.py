@@ -19,6 +19,7 @@ from sluice_operator.cli.rollout.session import MissingServiceError, Session, se
 from sluice_operator.cli.rollout.undo import (
     NothingToUndoError,
     changes,
+    engines_ready,
     history_text,
     puts_back,
     restarted,
@@ -90,7 +91,11 @@ async def _history(opened: Session, options: argparse.Namespace) -> int:
 
 async def _undo(opened: Session, options: argparse.Namespace) -> int:
     service = await opened.service()
-    revision = target(service, await opened.revisions(), options.to_revision)
+    serving = engines_ready(await opened.pools())
+    revision = target(service, await opened.revisions(), options.to_revision, serving)
+    if not revision.state.complete:
+        text = f"revision {revision.number} was never complete, and its engines serve"
+        print(f"sluice rollout: {text}", file=sys.stderr)
     spec = undone(with_stored_spec(service)["spec"], revision.spec)
     message = f"{options.name}: back to the spec of revision {revision.number}"
     return await _edit(opened, service, spec, message, is_preview=options.dry_run)

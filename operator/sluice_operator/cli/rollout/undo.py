@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from sluice_operator.api.model_uri import HUB
@@ -42,25 +42,47 @@ class NothingToUndoError(OperatorError):
     """There is no such revision; `str()` says which there are."""
 
 
-def target(service: Manifest, children: tuple[Manifest, ...], number: int | None) -> Revision:
-    """The revision to go back to: `number`, else the last one that was complete and asks
-    for other pods than the present spec.
+def target(
+    service: Manifest,
+    children: tuple[Manifest, ...],
+    number: int | None,
+    serving: Collection[str] = (),
+) -> Revision:
+    """The revision to go back to: `number`, else the last one that was complete and asks for other
+    pods than the present spec; without one, the newest whose engines still serve. `serving`: names
+    of the engines' revisions with a ready engine.
 
     Raises:
         NothingToUndoError: it is not there.
     """
-    recorded, now = revisions_of(children).complete, spec_hash(spec_with_commit(service))
+    revisions, now = revisions_of(children), spec_hash(spec_with_commit(service))
+    served = [revision for revision in revisions.all if _serves(revision, serving)]
     if number is not None:
-        matching = [revision for revision in recorded if revision.number == number]
-        allowed = ", ".join(str(item.number) for item in recorded) or "none is recorded"
-        if not matching:
+        known = sorted({item.number: item for item in (*revisions.complete, *served)}.items())
+        found = next((revision for of, revision in known if of == number), None)
+        if found is None:
+            allowed = ", ".join(str(of) for of, _ in known) or "none is recorded"
             raise NothingToUndoError(f"--to-revision: {number} is not there; allowed: {allowed}")
-        return matching[0]
-    former = [revision for revision in recorded if spec_hash(revision.spec) != now]
-    if not former:
-        text = "no former spec of this service is recorded: only what was complete once is"
-        raise NothingToUndoError(text)
-    return former[-1]
+        return found
+    for recorded in (revisions.complete, served):
+        if former := [revision for revision in recorded if spec_hash(revision.spec) != now]:
+            return former[-1]
+    raise NothingToUndoError(
+        "no former spec of this service was complete (Updated True), and no engine of one serves; "
+        "apply the former file again: kubectl apply -f FILE"
+    )
+
+
+def engines_ready(pools: Iterable[Manifest]) -> set[str]:
+    """Names of the engines' revisions that have a ready engine in these EnginePools."""
+    statuses = (pool.get("status") or {} for pool in pools)
+    entries = (entry for status in statuses for entry in status.get("revisions") or ())
+    return {entry["name"] for entry in entries if entry["ready"]}
+
+
+def _serves(revision: Revision, serving: Collection[str]) -> bool:
+    engines = [pool.engines for pool in revision.pools.values()]
+    return bool(engines) and all(name in serving for name in engines)
 
 
 def undone(spec: Manifest, former: Manifest) -> Manifest:

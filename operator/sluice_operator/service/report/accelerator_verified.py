@@ -28,10 +28,10 @@ OTHER_PRODUCT: Final = "OtherProduct"
 TOO_SMALL: Final = "SmallerThanSizedFor"
 
 
-def accelerator_verified(pool: PlannedPool, live: Manifest | None) -> Check:
-    """The check of one pool; `live`: its EnginePool, if there is one."""
+def accelerator_verified(pool: PlannedPool, live: Manifest | None) -> Check | None:
+    """The check of one pool; None on CPUs. `live`: its EnginePool, if there is one."""
     if pool.accelerator.accelerator.is_cpu:
-        return pool.accelerator.verified
+        return None
     status = (live or {}).get("status") or {}
     updated = find(status, UPDATED) or {}
     if updated.get("reason") == ACCELERATOR_MISSING:
@@ -49,13 +49,15 @@ def with_missing_node(updated: Check, pool: PlannedPool) -> Check:
     nodes_say = pool.accelerator.verified
     if updated.reason != UNSCHEDULABLE or nodes_say.reason != NO_SUCH_NODE:
         return updated
-    return replace(updated, message=f"{updated.message}; {nodes_say.reason}: {nodes_say.message}")
+    count, _, pods = updated.message.partition("; ")
+    cause = nodes_say.message.removesuffix(".")
+    return replace(updated, message=f"{count}; {cause}: {pods}")
 
 
-def first_unverified(checks: Iterable[Check]) -> Check:
-    """The check to show for all pools: the first that is not True."""
-    all_checks = tuple(checks)
-    return next((check for check in all_checks if not check.is_true), all_checks[0])
+def first_unverified(checks: Iterable[Check | None]) -> Check | None:
+    """The check to show for all pools: the first that is not True; None: all run on CPUs."""
+    on_gpus = [check for check in checks if check is not None]
+    return next((check for check in on_gpus if not check.is_true), next(iter(on_gpus), None))
 
 
 def _compared(pool: PlannedPool, reports: list[ReportedAccelerator]) -> Check:

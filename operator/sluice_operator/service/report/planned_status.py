@@ -29,7 +29,7 @@ from sluice_operator.api.service import InferenceServiceSpec, Mode, roles_of
 from sluice_operator.apply.applier import Refused
 from sluice_operator.apply.plan import Identity, identity
 from sluice_operator.conditions import reasons
-from sluice_operator.conditions.conditions import apply_failed, not_stalled, unowned
+from sluice_operator.conditions.conditions import apply_failed, progressing, unowned
 from sluice_operator.conditions.pods import UNSCHEDULABLE
 from sluice_operator.kube.kinds import (
     DEPLOYMENT,
@@ -70,7 +70,7 @@ from sluice_operator.service.report.progressing import (
     halted_check,
     interrupts_check,
     lost_gpus,
-    progressing_check,
+    moves_check,
     stalled_check,
 )
 from sluice_operator.service.report.route_accepted import optional_checks
@@ -181,10 +181,8 @@ def _checks(
     serve = former | {ROUTER_READY: ready[ROUTER_READY]} if plan.former.is_served else ready
     pair = paired(_served(children, plan), children, updated)
     serving = serves((*front, *serve.values(), pair), obstacle)
-    stalled = stalled_check(children, plan, parts[ROUTER_READY], updated) or not_stalled(
-        {UPDATED: updated, READY: serving}
-    )
-    progressing, priorities = progressing_check(plan, updated, stalled), priorities_check(plan)
+    stalled = stalled_check(children, plan, parts[ROUTER_READY], updated)
+    moves, priorities = moves_check(plan, updated, stalled), priorities_check(plan)
     halted = halted_check(children, plan, stalled) if plan.is_accepted else None
     available = model_available(
         {pool.role: live_child(children, ENGINE_POOL, pool.manifest) for pool in plan.pools}
@@ -192,22 +190,30 @@ def _checks(
     return {
         READY: serving,
         UPDATED: updated,
-        PROGRESSING: interrupts_check(plan) or halted or progressing,
+        PROGRESSING: interrupts_check(plan) or halted or progressing(moves, updated),
         **former,
         **ready,
         MODEL_AVAILABLE: available,
         **_adapters(children, plan),
-        ACCELERATOR_VERIFIED: first_unverified(
-            accelerator_verified(pool, live_child(children, ENGINE_POOL, pool.manifest))
-            for pool in plan.pools
+        **_where_it_says_something(
+            {
+                ACCELERATOR_VERIFIED: first_unverified(
+                    accelerator_verified(pool, live_child(children, ENGINE_POOL, pool.manifest))
+                    for pool in plan.pools
+                ),
+                SCALING_ACTIVE: scaling_check(observed.service, plan, scaling),
+                UPGRADE_AVAILABLE: _upgrade(plan),
+                PRIORITIES_COUNT: priorities,
+                NETWORK_ISOLATED: observed.isolation,
+                STALLED: stalled,
+            }
         ),
-        SCALING_ACTIVE: scaling_check(observed.service, plan, scaling),
-        UPGRADE_AVAILABLE: _upgrade(plan),
-        **({PRIORITIES_COUNT: priorities} if priorities else {}),
-        **({NETWORK_ISOLATED: observed.isolation} if observed.isolation else {}),
-        RECONCILING: progressing,
-        STALLED: stalled,
+        RECONCILING: moves,
     }
+
+
+def _where_it_says_something(checks: Mapping[str, Check | None]) -> dict[str, Check]:
+    return {kind: check for kind, check in checks.items() if check is not None}
 
 
 def _front(service: Manifest, children: Children) -> Check:
@@ -279,10 +285,10 @@ def waiting_check(plan: ServicePlan) -> Check:
     return APPLYING
 
 
-def _upgrade(plan: ServicePlan) -> Check:
+def _upgrade(plan: ServicePlan) -> Check | None:
+    """What this release would change; None: nothing."""
     if not plan.upgrade:
-        text = "This release of the operator would change nothing."
-        return Check("False", "UpToDate", text)
+        return None
     text = f"This release of the operator would change: {'; '.join(plan.upgrade)}."
     text += " It does with the next change of the spec that restarts these pods, or with another"
     return Check("True", "ChangesWait", f"{text} value of spec.rollout.upgrade.")

@@ -23,7 +23,8 @@ SHOWN_ROLLOUTS: Final = frozenset({IN_PLACE, WAITS_FOR_BUDGET})
 """Reasons of a roll-out that become the reason of Progressing."""
 
 
-def progressing_check(plan: ServicePlan, updated: Check, stalled: Check) -> Check:
+def moves_check(plan: ServicePlan, updated: Check, stalled: Check | None) -> Check:
+    """Whether the service is on its way to its spec, and why it is not there."""
     paused = "spec.paused is true: nothing but status is written." if plan.paused else ""
     if rests := settled(updated, stalled, paused, "Everything is as the spec asks."):
         return rests
@@ -41,14 +42,14 @@ def interrupts_check(plan: ServicePlan) -> Check | None:
     return Check("True", INTERRUPTS, plan.rollout.message)
 
 
-def halted_check(children: Children, plan: ServicePlan, stalled: Check) -> Check | None:
+def halted_check(children: Children, plan: ServicePlan, stalled: Check | None) -> Check | None:
     """A stopped roll-out while the former state still serves: engines of a former revision, or the
     pools of another mode."""
     for pool in plan.pools:
         check = lifted(pool.role, current_pool(children, pool), PROGRESSING)
         if check is not None and check.reason == reasons.ROLLOUT_HALTED:
             return check
-    if stalled.is_true and plan.former.is_served:
+    if stalled is not None and plan.former.is_served:
         text = f"{stalled.reason}: {stalled.message} The pools of the former mode serve on."
         return Check("False", reasons.ROLLOUT_HALTED, text)
     return None

@@ -100,9 +100,10 @@ def scaling_settings(spec: InferenceServiceSpec) -> ScalingSettings:
     )
 
 
-def scaling_check(service: Manifest, plan: ServicePlan, scaling: Scaling | None) -> Check:
-    """The condition ScalingActive. Until this operator process has looked, the condition of an
-    earlier process holds, if the spec is unchanged."""
+def scaling_check(service: Manifest, plan: ServicePlan, scaling: Scaling | None) -> Check | None:
+    """The condition ScalingActive; None where every pool has a fixed number of engines. Until this
+    operator process has looked, the condition of an earlier process holds, if the spec is
+    unchanged."""
     spec = plan.spec
     assert spec is not None
     owners = {role: replicas_owner(spec, role) for role in spec.roles}
@@ -115,10 +116,10 @@ def scaling_check(service: Manifest, plan: ServicePlan, scaling: Scaling | None)
     if external:
         text = f"Pool {', '.join(external)}: whoever writes the EnginePool's scale decides."
         return Check("Unknown", "ScaledFromOutside", text)
-    text = "The number of engines is fixed in every pool."
     if any(map(spec.limits_when_started, spec.roles)):
         text = "spec.replicas is 0, which stops every pool: none is scaled."
-    return Check("False", "FixedReplicas", text)
+        return Check("False", "FixedReplicas", text)
+    return None
 
 
 def scaling_status(before: Manifest, plan: ServicePlan, scaling: Scaling | None) -> Manifest:

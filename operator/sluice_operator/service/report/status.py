@@ -22,14 +22,21 @@ from sluice_operator.api.conditions import (
 from sluice_operator.api.status import LedgerStatus, RevisionNames, RolloutStatus
 from sluice_operator.apply.applier import Refused
 from sluice_operator.conditions import reasons
-from sluice_operator.conditions.conditions import apply_failed, conditions, not_stalled, reconciling
+from sluice_operator.conditions.conditions import (
+    ABNORMAL,
+    apply_failed,
+    conditions,
+    find,
+    progressing,
+    reconciling,
+)
 from sluice_operator.delivery.resolved_model import is_fetched
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest, of_kind
 from sluice_operator.scaled import Scaling
 from sluice_operator.service.observe import Children, ServiceObserved
 from sluice_operator.service.plan import ServicePlan
 from sluice_operator.service.report.planned_status import StatusParts, planned_status, waiting_check
-from sluice_operator.service.report.progressing import progressing_check
+from sluice_operator.service.report.progressing import moves_check
 from sluice_operator.service.report.scaling import scaling_status
 from sluice_operator.service.rollout.revisions import engines_ready
 
@@ -61,7 +68,7 @@ def service_status(
     generation = observed.service["metadata"].get("generation", 0)
     checks = {**parts.checks, **_model_check(plan, parts.checks[UPDATED])}
     completed = generation if checks[UPDATED].is_true else before.get("completedGeneration")
-    moves = reconciling(checks[RECONCILING], completed == generation)
+    checks |= reconciling(checks.pop(RECONCILING), is_done=completed == generation)
     generations = {
         "observedGeneration": generation,
         "completedGeneration": completed,
@@ -75,9 +82,7 @@ def service_status(
         **_rollout(plan, before),
         **scaling_status(before, plan, scaling),
         **_ledger(observed, before),
-        "conditions": conditions(
-            before.get("conditions") or (), {**checks, RECONCILING: moves}, generation, now
-        ),
+        "conditions": conditions(before.get("conditions") or (), checks, generation, now),
     }
 
 
@@ -158,14 +163,14 @@ def _obstacle(
 
 def _unplanned_checks(plan: ServicePlan, why: Check, former: Manifest) -> dict[str, Check]:
     """The checks if nothing is planned; `former`: the last status, if engines are ready."""
-    kept = {
-        condition["type"]: Check(condition["status"], condition["reason"], condition["message"])
-        for condition in former.get("conditions") or ()
-    }
+    types = (condition["type"] for condition in former.get("conditions") or ())
+    found = (find(former, kind) or {} for kind in types if kind not in ABNORMAL)
+    kept = {c["type"]: Check(c["status"], c["reason"], c["message"]) for c in found}
     stalls = plan.refusal is not None or why.reason in reasons.STALLING
-    stalled = replace(why, status="True") if stalls else not_stalled({UPDATED: why})
-    moves = progressing_check(plan, why, stalled)
-    now = {UPDATED: why, PROGRESSING: moves, RECONCILING: moves, STALLED: stalled}
+    stalled = replace(why, status="True") if stalls else None
+    moves = moves_check(plan, why, stalled)
+    now = {UPDATED: why, PROGRESSING: progressing(moves, why), RECONCILING: moves}
+    now |= {STALLED: stalled} if stalled else {}
     unscaled = {SCALING_ACTIVE: why} if SCALING_ACTIVE in kept else {}
     return {READY: why} | kept | now | unscaled
 

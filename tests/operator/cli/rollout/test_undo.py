@@ -6,6 +6,7 @@ import pytest
 from sluice_operator.cli.rollout.undo import (
     NothingToUndoError,
     changes,
+    engines_ready,
     puts_back,
     restarted,
     target,
@@ -13,6 +14,7 @@ from sluice_operator.cli.rollout.undo import (
 )
 from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
 from sluice_operator.manifests.metadata import owner
+from sluice_operator.service.revisions.revision import Revision, State
 
 from tests.operator.examples import complete_revision, service
 
@@ -40,8 +42,39 @@ def test_which_revision_is_gone_back_to(now: int, number: int | None, revision: 
 def test_what_is_not_there_is_named_with_what_is() -> None:
     with pytest.raises(NothingToUndoError, match="7 is not there; allowed: 1, 2"):
         target(service(), recorded(1, 2), 7)
-    with pytest.raises(NothingToUndoError, match="no former spec"):
+    with pytest.raises(NothingToUndoError, match=r"no former spec.*kubectl apply -f FILE"):
         target(service({"engine": {"chunkSize": 1}}), recorded(1), None)
+
+
+def made(number: int, chunk: int) -> Manifest:
+    """A revision that was never complete, with engines named after its chunk."""
+    spec = service({"engine": {"chunkSize": chunk}})["spec"]
+    pool = {
+        "fields": {"image": "e"},
+        "file": "{}",
+        "settings": {},
+        "queue": {},
+        "engines": f"engines-{chunk}",
+    }
+    router = {"image": "r", "file": "{}"}
+    data = {"spec": spec, "pinned": spec, "pools": {"mixed": pool}, "router": router}
+    revision = Revision(f"chat-{number}", number, data, State(carried_out=True))
+    return revision.to_manifest(owner(INFERENCE_SERVICE, service(), "chat"))
+
+
+def test_a_spec_that_serves_is_gone_back_to_though_it_was_never_complete() -> None:
+    now, there = service({"engine": {"chunkSize": 9}}), (made(1, 1), made(2, 5), made(3, 9))
+    revisions = [{"name": "engines-1", "ready": 1}, {"name": "engines-5", "ready": 0}]
+    ready = engines_ready([{"status": {"revisions": revisions}}, {}])
+    assert ready == {"engines-1"}
+    assert target(now, there, None, ready).number == 1
+    assert target(now, there, 1, ready).number == 1
+    with pytest.raises(NothingToUndoError, match="2 is not there; allowed: 1"):
+        target(now, there, 2, ready)
+    with pytest.raises(NothingToUndoError, match="no engine of one serves"):
+        target(now, there, None)
+    mixed = (*recorded(3), made(2, 1), made(3, 9))
+    assert target(now, mixed, None, ready).number == 1, "what was complete comes first"
 
 
 def test_numbers_and_the_manner_of_roll_outs_stay_as_they_are_now() -> None:

@@ -37,7 +37,6 @@ def reported(product: str | None, engines: int, **more: Any) -> Manifest:
 @pytest.mark.parametrize(
     ("accelerator", "told", "status", "reason", "says"),
     [
-        (None, [], "True", "NotRequired", "CPUs"),
         ({}, [], "True", "NodeLabels", A100),
         ({}, [reported(A100, 2)], "True", "ReportedByEngines", f"2 engines report 1 x {A100}."),
         ({}, [reported(H100, 1)], "True", "ReportedByEngines", f"{H100}; sized for 1 x {A100}."),
@@ -54,13 +53,19 @@ def reported(product: str | None, engines: int, **more: Any) -> Manifest:
     ],
 )
 def test_what_engines_report_counts_before_what_nodes_say(
-    accelerator: Manifest | None, told: list[Manifest], status: str, reason: str, says: str
+    accelerator: Manifest, told: list[Manifest], status: str, reason: str, says: str
 ) -> None:
     (pool,) = planned(accelerator).pools
     live = {**pool.manifest, "status": {"accelerators": told}} if told else None
     check = accelerator_verified(pool, live)
+    assert check is not None
     assert (check.status, check.reason) == (status, reason)
     assert says in check.message
+
+
+def test_nothing_is_verified_on_cpus() -> None:
+    (pool,) = planned(None).pools
+    assert accelerator_verified(pool, None) is None
 
 
 def test_engines_that_find_none_say_so_before_anything_else() -> None:
@@ -69,6 +74,7 @@ def test_engines_that_find_none_say_so_before_anything_else() -> None:
     updated = {"type": "Updated", "status": "False", "reason": "AcceleratorMissing"}
     live = {**pool.manifest, "status": {"conditions": [{**updated, "message": text}]}}
     check = accelerator_verified(pool, live)
+    assert check is not None
     assert (check.status, check.reason) == ("False", "AcceleratorMissing")
     assert check.message == f"Pool mixed: {text}"
 
@@ -88,11 +94,13 @@ def test_the_engines_file_names_what_it_is_sized_for() -> None:
 
 def test_a_pod_without_a_place_names_the_product_that_no_node_has() -> None:
     """What else a pool waits for keeps its own words, and so does one whose product is there."""
-    said = Check("False", "Unschedulable", "pod p: 0/1 nodes are available")
+    pod = "pod p: no node takes it (0/1 nodes are available)"
+    said = Check("False", "Unschedulable", f"Pool mixed: 0 of 1 engines ready; {pod}")
     (missing,), (there,) = planned({"product": "T9"}).pools, planned({"product": A100}).pools
     told = with_missing_node(said, missing)
     assert told.reason == "Unschedulable"
-    assert told.message.startswith(f"{said.message}; NoSuchNode: No node has 1 x T9")
+    assert told.message.startswith("Pool mixed: 0 of 1 engines ready; No node has 1 x T9")
+    assert told.message.endswith(f": {pod}"), "the scheduler's words come last"
     assert with_missing_node(said, there) == said
     other = Check("False", "ImagePullBackOff", "no image")
     assert with_missing_node(other, missing) == other

@@ -71,6 +71,7 @@ def test_both_pools_move_between_one_engine_and_all_but_one_under_the_budget() -
 def test_it_says_what_it_chose_and_why() -> None:
     observed = service_observed(service(left_out(accelerator={"product": A100})))
     told = scaling_check(observed.service, plan_service(observed), None)
+    assert told is not None
     assert told.reason == "NotDecidedYet"
     assert "8 GPUs begin as 3 prefill and 5 decode engines" in told.message
     assert A100 in told.message

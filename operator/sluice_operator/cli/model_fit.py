@@ -1,0 +1,215 @@
+"""Whether a model fits into the engines of each pool, and what would make it fit. Pure.
+
+The sizes are those of the resolved model, else of a given config.json, else of the published model
+whose name the service has. The operator itself refuses nothing by these: only an engine knows.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from sluice_contract.config.accelerators import Accelerator, least_tokens
+from sluice_contract.config.engine import EngineSettings
+from sluice_contract.config.model_facts import ModelFacts, facts_of
+from sluice_contract.config.published_models import is_gated, published_model
+from sluice_contract.config.sizing import Source, Value, resolve_settings, resolved_values
+
+from sluice_operator.api.engine import ModelSpec
+from sluice_operator.api.findings import Finding
+from sluice_operator.api.model_uri import scheme_of
+from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.api.status import ModelStatus
+from sluice_operator.cli.kv_capacity import (
+    KvCapacity,
+    MemoryShare,
+    engine_kv_capacity,
+    memory_limit_bytes,
+    memory_share,
+)
+from sluice_operator.service.rollout.planned_rollout import PlannedPool
+
+DOES_NOT_FIT: Final = "DoesNotFit"
+GIB: Final = 1 << 30
+MAX_COUNT: Final = 64
+"""GPUs of one engine at most."""
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """A model's sizes, and where they come from."""
+
+    name: str
+    facts: ModelFacts
+    assumed: str = ""
+    """What the sizes are assumed from, for a person; empty: nothing is assumed."""
+
+
+def model_sizes(
+    model: ModelSpec, resolved: ModelStatus | None, config_text: str | None = None
+) -> ModelSizes | None:
+    """The sizes of the spec's model; None: unknown. `config_text`: its config.json, if given."""
+    name = model.uri.rstrip("/").rpartition("/")[2]
+    if resolved is not None:
+        return ModelSizes(name, resolved)
+    if config_text is not None:
+        return _from_config(name, config_text)
+    if scheme_of(model.uri) == "dummy":
+        return None
+    known = published_model((model.uri, model.served_name))
+    if known is None:
+        return None
+    return ModelSizes(
+        known.name, known.facts, f"assumed from the published config of {known.repository}"
+    )
+
+
+def _from_config(name: str, text: str) -> ModelSizes | None:
+    """Sizes from the text of a config.json; None where it is none, which the simulator says."""
+    try:
+        config = json.loads(text)
+    except ValueError:
+        return None
+    if not isinstance(config, dict):
+        return None
+    facts = facts_of(config)
+    return ModelSizes(name, facts.model_copy(update={"dtype": facts.dtype or "bfloat16"}))
+
+
+def gated_lines(model: ModelSpec) -> Iterator[str]:
+    """A line where the hub gives the model only to accounts that have accepted its terms."""
+    if is_gated(model.uri) and model.token_secret_ref is None:
+        yield "  This repository is gated: accept its terms at the hub, and name a Secret with a"
+        yield "  token in spec.model.tokenSecretRef. Without it the download fails."
+
+
+def fit_findings(
+    spec: InferenceServiceSpec, sizes: ModelSizes | None, pools: tuple[PlannedPool, ...]
+) -> tuple[Finding, ...]:
+    """A finding for each pool whose engines cannot hold the model or divide it; none where sizes or
+    memory are unknown."""
+    if sizes is None:
+        return ()
+    found = (_finding(_Fit(sizes, pool), spec) for pool in pools)
+    return tuple(dict.fromkeys(finding for finding in found if finding is not None))
+
+
+def context_advice(
+    spec: InferenceServiceSpec, sizes: ModelSizes | None, pool: PlannedPool
+) -> str | None:
+    """Advice where an engine's KV pool holds less than one context; None where it holds one, or
+    that is unknown."""
+    capacity = engine_kv_capacity(sizes.facts if sizes else None, pool)
+    context = _context_tokens(sizes, pool) if sizes else None
+    if sizes is None or context is None or capacity.tokens is None or capacity.tokens >= context:
+        return None
+    fit = _Fit(sizes, pool)
+    count = None if fit.accelerator.is_cpu else fit.least_count(context)
+    section = spec.pool(pool.role).accelerator_section
+    ways = [f"{section}.accelerator.count {count} holds one"] if count else []
+    if not fit.has_fp8_pages:
+        ways.append(f"{spec.engine_place(pool.role, 'kvCacheDtype')}.kvCacheDtype fp8_e4m3 doubles")
+        ways[-1] += " the pool"
+    ways.append(f"{spec.engine_place(pool.role, 'contextLength')}.contextLength sets the limit")
+    return (
+        f"the KV pool holds {capacity.tokens:,} tokens, less than one context of {context:,}, and "
+        f"longer requests are refused: {'; '.join(ways)}"
+    )
+
+
+def _context_tokens(sizes: ModelSizes, pool: PlannedPool) -> int | None:
+    """Tokens of one context of the pool's engines."""
+    own = resolved_values(pool.settings).get("context_length")
+    return int(own) if own else sizes.facts.context_tokens
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """One model in the engines of one pool."""
+
+    sizes: ModelSizes
+    pool: PlannedPool
+
+    @property
+    def accelerator(self) -> Accelerator:
+        return self.pool.accelerator.accelerator
+
+    @property
+    def share(self) -> MemoryShare | None:
+        return self._share(self.accelerator)
+
+    @property
+    def has_fp8_pages(self) -> bool:
+        return self.pool.settings["kv_cache_dtype"].value != "auto"
+
+    @property
+    def least_pool(self) -> int:
+        return least_tokens(_context_tokens(self.sizes, self.pool) or 1)
+
+    @property
+    def counts(self) -> list[int]:
+        """Numbers of GPUs among which the key heads can be divided."""
+        heads = self.sizes.facts.kv_heads or 1
+        return [count for count in range(1, min(heads, MAX_COUNT) + 1) if not heads % count]
+
+    def least_count(self, tokens: int) -> int | None:
+        """The least number of these GPUs that leaves a KV pool of `tokens`."""
+        for count in self.counts:
+            share = self._share(self.accelerator.model_copy(update={"count": count}))
+            if share is not None and share.tokens >= tokens:
+                return count
+        return None
+
+    def _share(self, accelerator: Accelerator) -> MemoryShare | None:
+        settings = self._settings(accelerator)
+        share = memory_share(self.sizes.facts, accelerator, settings, memory_limit_bytes(self.pool))
+        return None if isinstance(share, KvCapacity) else share
+
+    def _settings(self, accelerator: Accelerator) -> dict[str, Value]:
+        """The pool's settings, with memoryPercent as `accelerator` has it unless the spec says
+        it."""
+        settings = resolved_values(self.pool.settings)
+        if self.pool.settings["memory_percent"].source is not Source.USER:
+            by_default = resolved_values(resolve_settings(EngineSettings(), accelerator))
+            settings["memory_percent"] = by_default["memory_percent"]
+        return settings
+
+
+def _finding(fit: _Fit, spec: InferenceServiceSpec) -> Finding | None:
+    name, section = fit.sizes.name, spec.pool(fit.pool.role).accelerator_section
+    source = f". Sizes are {fit.sizes.assumed}" if fit.sizes.assumed else ""
+    count, field = max(1, fit.accelerator.count), f"{section}.accelerator.count"
+    if not fit.accelerator.is_cpu and count not in fit.counts:
+        allowed = ", ".join(map(str, fit.counts))
+        text = f"{count} GPUs cannot divide the {fit.sizes.facts.kv_heads} key heads of {name}"
+        return Finding(field, f"{text}; allowed: {allowed}{source}")
+    share = fit.share
+    if share is None or "kv_pool_tokens" in fit.pool.settings or share.tokens >= fit.least_pool:
+        return None
+    what = "leave" if count > 1 else "leaves"
+    text = (
+        f"{name} does not fit: its weights take {share.weights / GIB:.1f} GiB, and {share.place} "
+        f"{what} {share.bytes / GIB:.1f} GiB to weights and KV pool"
+    )
+    needed = share.weights + fit.least_pool * share.token_bytes
+    if fit.accelerator.is_cpu:
+        field = f"{spec.place(fit.pool.role, 'resources')}.limits.memory"
+        percent = int(fit.pool.settings["memory_percent"].value)
+        least_gib = math.ceil(needed * 100 / percent / GIB)
+        return Finding(field, f"{text}; allowed: at least {least_gib}Gi{source}")
+    least = fit.least_count(fit.least_pool)
+    ways = [f"count {least}"] if least else []
+    ways.append(f"GPUs that leave {math.ceil(needed / count / GIB)} GiB each")
+    return Finding(
+        field,
+        f"{text}; allowed: {', '.join(ways)}, or a smaller model. A quantised checkpoint takes as "
+        f"much: engines hold its weights in {_held_dtype(fit)}{source}",
+    )
+
+
+def _held_dtype(fit: _Fit) -> str:
+    dtype = str(fit.pool.settings["dtype"].value)
+    return dtype if dtype != "auto" else fit.sizes.facts.dtype or "float32"

@@ -1,0 +1,76 @@
+"""Shapes of published models: found by name, and as large as their publishers say."""
+
+from __future__ import annotations
+
+import pytest
+from sluice_contract.config.published_models import (
+    PUBLISHED,
+    PublishedModel,
+    is_gated,
+    published_model,
+)
+from sluice_contract.config.supported import ARCHITECTURES, QUANTISATIONS
+
+BILLIONS = {
+    "Qwen3-0.6B": 0.6, "Qwen3-8B": 8.19, "Qwen3-32B": 32.8, "Qwen3-30B-A3B": 30.5,
+    "Qwen3-235B-A22B": 235, "Qwen2.5-7B-Instruct": 7.62, "Qwen2.5-72B-Instruct": 72.7,
+    "Llama-3.2-1B-Instruct": 1.24, "Llama-3.2-3B-Instruct": 3.21, "Llama-3.1-8B-Instruct": 8.03,
+    "Llama-3.3-70B-Instruct": 70.6, "Llama-3.1-405B-Instruct": 405.9, "gpt-oss-20b": 20.9,
+    "gpt-oss-120b": 116.8, "gemma-3-1b-it": 1.0, "gemma-3-27b-it": 27.0, "phi-4": 14.7,
+    "Phi-4-mini-instruct": 3.84, "Mixtral-8x7B-Instruct-v0.1": 46.7, "GLM-4-9B-0414": 9.4,
+    "Mixtral-8x22B-Instruct-v0.1": 140.6, "GLM-4-32B-0414": 32.6, "SmolLM2-135M-Instruct": 0.1345,
+}  # fmt: skip
+"""Parameters as the model cards say."""
+
+
+@pytest.mark.parametrize("model", PUBLISHED, ids=lambda model: model.name)
+def test_a_row_is_found_by_its_own_repository_and_engines_load_its_kind(
+    model: PublishedModel,
+) -> None:
+    assert published_model([f"hf://{model.repository}"]) is model
+    assert model.architecture in ARCHITECTURES
+    assert model.quantization in (None, *QUANTISATIONS)
+    assert not model.shape.heads % model.shape.kv_heads
+    assert model.facts.parameters == model.shape.parameters
+
+
+@pytest.mark.parametrize(("name", "billions"), BILLIONS.items())
+def test_parameters_are_those_of_the_model_card(name: str, billions: float) -> None:
+    model = published_model([name])
+    assert model is not None
+    assert model.shape.parameters / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["hf://Qwen/Qwen3-8B"], "Qwen3-8B"),
+        (["pvc://models/weights", "qwen3-0.6b"], "Qwen3-0.6B"),
+        (["hf://unsloth/Meta-Llama-3.1-8B-Instruct"], "Llama-3.1-8B-Instruct"),
+        (["/models/Meta-Llama-3-70B"], "Meta-Llama-3-70B-Instruct"),
+        (["Qwen3-32B-FP8"], "Qwen3-32B"),
+        (["Qwen/Qwen3-30B-A3B-Thinking-2507"], "Qwen3-30B-A3B-Instruct-2507"),
+        (["microsoft/Phi-4-mini-instruct"], "Phi-4-mini-instruct"),
+        (["microsoft/Phi-4-multimodal-instruct"], None),
+        (["Qwen/Qwen2.5-VL-7B-Instruct"], None),
+        (["google/gemma-3n-4b"], None),
+        (["mistral-7b"], None),
+    ],
+)
+def test_a_model_is_found_by_family_and_size(names: list[str], found: str | None) -> None:
+    model = published_model(names)
+    assert (model.name if model else None) == found
+
+
+@pytest.mark.parametrize(
+    ("uri", "gated"),
+    [
+        ("hf://meta-llama/Llama-3.3-70B-Instruct", True),
+        ("hf://google/gemma-3-27b-it", True),
+        ("hf://google/flan-t5-small", False),
+        ("hf://unsloth/Llama-3.3-70B-Instruct", False),
+        ("pvc://meta-llama/Llama-3.3-70B-Instruct", False),
+    ],
+)
+def test_repositories_that_need_a_token_are_known(uri: str, gated: bool) -> None:
+    assert is_gated(uri) == gated

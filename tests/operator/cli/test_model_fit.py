@@ -1,0 +1,174 @@
+"""Whether a model fits: the same answer from `sluice plan` and `sluice explain`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sluice_contract.wire.explain import Answer, Question
+from sluice_operator.cli.explain.command import run as explain
+from sluice_operator.cli.main import main
+
+from tests.operator.api.documents import document, spec_file
+from tests.operator.model_pods import RESOLVED
+
+H100 = "NVIDIA-H100-80GB-HBM3"
+LLAMA = "hf://meta-llama/Llama-3.3-70B-Instruct"
+
+
+def service(uri: str, count: int = 1, engine: dict[str, Any] | None = None, **model: Any) -> Any:
+    gpus = {"product": H100, "count": count}
+    return document({"model": {"uri": uri, **model}, "accelerator": gpus, "engine": engine or {}})
+
+
+def not_asked(question: Question) -> Answer:
+    pytest.fail(f"the simulator was asked about {question.model_names}")
+
+
+def asked(question: Question) -> Answer:
+    return Answer(cost_source="", kv_pool_tokens=0, missing="not simulated here")
+
+
+MISFITS = [
+    (
+        service(LLAMA),
+        "spec.accelerator.count: Llama-3.3-70B-Instruct does not fit: its weights take 131.4 GiB, "
+        f"and 1 x {H100} leaves 66.4 GiB to weights and KV pool; allowed: count 2, GPUs that leave "
+        "133 GiB each, or a smaller model.",
+    ),
+    (service("hf://openai/gpt-oss-120b"), "take 217.5 GiB"),
+    (service("hf://openai/gpt-oss-120b", 2), "allowed: count 4"),
+    (
+        service("hf://mistralai/Mixtral-8x22B-v0.1", 1),
+        "allowed: count 8",
+    ),  # 4 keep more memory back
+    (service("hf://Qwen/Qwen3-235B-A22B", 4), "; allowed: GPUs that leave 110 GiB each, or"),
+    (service("pvc://models/qwen3-8b", 3), "3 GPUs cannot divide the 8 key heads of Qwen3-8B; all"),
+    (service("hf://zai-org/GLM-4-9B-0414", 4), "allowed: 1, 2"),
+]
+
+
+@pytest.mark.parametrize(("asks", "says"), MISFITS)
+def test_a_model_that_does_not_fit_is_an_error_of_plan_and_explain(
+    asks: Any, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = spec_file(tmp_path, asks)
+    texts = []
+    for command in (lambda: main(["plan", "-f", file]), lambda: explain(["-f", file], not_asked)):
+        assert command() == 1
+        texts.append(capsys.readouterr().err)
+        assert says in texts[-1]
+        assert "assumed from the published config of" in texts[-1]
+    assert texts[0] == texts[1]
+    assert main(["plan", "-o", "json", "-f", file]) == 1
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["refusal"]["reason"] == "DoesNotFit"
+    assert main(["render", "-f", file]) == 0, "the operator refuses nothing by assumed sizes"
+
+
+def test_the_resolved_model_and_a_given_config_come_before_the_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    resolved = {"uri": LLAMA, "revision": "main", **RESOLVED}
+    small = service(LLAMA) | {"status": {"model": resolved}}
+    assert main(["plan", "-f", spec_file(tmp_path, small)]) == 0, "8 billion numbers in fact"
+    assert "assumed from" not in capsys.readouterr().out
+    large = small | {"status": {"model": resolved | {"bytes": 90_000_000_000}}}
+    assert main(["plan", "-f", spec_file(tmp_path, large)]) == 1
+    assert "weights take 83.8 GiB" in capsys.readouterr().err
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({
+        "hidden_size": 1024, "num_attention_heads": 8, "num_hidden_layers": 2, "vocab_size": 1000,
+        "intermediate_size": 2048, "max_position_embeddings": 2048,
+    }))  # fmt: skip
+    words = ["-f", spec_file(tmp_path, service(LLAMA)), "--model-config", str(config)]
+    assert explain(words, asked) == 0
+    config.write_text("[]")
+    assert explain(words, asked) == 0, "the simulator says what is wrong with it"
+
+
+def test_a_limit_of_memory_is_too_small_on_cpus(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = {"model": {"uri": "hf://Qwen/Qwen3-4B"}}
+    for limit, status in (("4Gi", 1), ("12Gi", 0)):
+        spec = model | {"resources": {"limits": {"memory": limit}}}
+        assert main(["plan", "-f", spec_file(tmp_path, document(spec))]) == status
+    assert main(["plan", "-f", spec_file(tmp_path, document(model))]) == 0, "no limit is known"
+    spec = model | {"resources": {"limits": {"memory": "4Gi"}}}
+    assert main(["plan", "-f", spec_file(tmp_path, document(spec))]) == 1
+    said = capsys.readouterr().err
+    assert "spec.resources.limits.memory: Qwen3-4B does not fit" in said
+    assert "; allowed: at least 10Gi" in said
+
+
+def test_a_pool_below_one_context_is_the_first_hint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = spec_file(tmp_path, service(LLAMA, 2))
+    assert main(["plan", "-f", file]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "KV pool: about 4,541 tokens an engine" in out
+    short = (
+        "the KV pool holds 4,541 tokens, less than one context of 131,072, and longer requests are "
+        "refused: spec.accelerator.count 4 holds one; spec.engine.kvCacheDtype fp8_e4m3 doubles "
+        "the pool; spec.engine.contextLength sets the limit"
+    )
+    assert short in out
+    assert explain(["-f", file], asked) == 0
+    hints = capsys.readouterr().out.partition("Hints:\n")[2].splitlines()
+    assert hints[0] == f"  - {short}"
+    cut = service(LLAMA, 2, {"contextLength": 4096})
+    assert main(["plan", "-f", spec_file(tmp_path, cut)]) == 0
+    assert "less than one context" not in capsys.readouterr().out
+    fp8 = service(LLAMA, 2, {"kvCacheDtype": "fp8_e4m3"})
+    assert main(["plan", "-f", spec_file(tmp_path, fp8)]) == 0
+    assert "doubles the pool" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_gated_repository_needs_a_token(
+    named: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    token = {"tokenSecretRef": {"name": "hub", "key": "token"}} if named else {}
+    file = spec_file(tmp_path, service(LLAMA, 4, **token))
+    assert main(["plan", "-f", file]) == 0
+    assert ("This repository is gated" in capsys.readouterr().out) is not named
+    assert explain(["-f", file], asked) == 0
+    assert ("spec.model.tokenSecretRef" in capsys.readouterr().out) is not named
+
+
+def test_sizes_are_shown_before_the_simulation_and_no_cluster_was_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = list[str]()
+
+    def simulate(question: Question) -> Answer:
+        seen.append(capsys.readouterr().out)
+        return asked(question)
+
+    assert explain(["-f", spec_file(tmp_path, service("hf://Qwen/Qwen3-8B"))], simulate) == 0
+    assert "chunkSize" in seen[0]
+    assert "No cluster was asked" in seen[0]
+    assert "may not be read" not in seen[0]
+    assert "not simulated here" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("uri", ["dummy://qwen3-8b", "hf://org/name"])
+def test_nothing_is_assumed_of_other_models(
+    uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "-f", spec_file(tmp_path, service(uri, 64))]) in (0, 1)
+    assert "assumed from the published" not in "".join(capsys.readouterr())
+
+
+def test_the_version_is_a_command_and_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    said = []
+    for words in (["version"], ["--version"]):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1]
