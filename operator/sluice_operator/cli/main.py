@@ -111,6 +111,11 @@ def main(arguments: list[str] | None = None) -> int:
         return translate.run(command_line[1:])
     if command_line[:1] == [EXPLAIN]:
         return explain.run(command_line[1:])
+    return _read_files(command_line)
+
+
+def _read_files(command_line: list[str]) -> int:
+    """Runs a command that needs the files of services alone."""
     if command_line == ["version"]:
         command_line = ["--version"]
     if not command_line:
