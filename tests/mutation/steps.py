@@ -134,9 +134,9 @@ STEP_MUTATIONS: Final = (
     ),
     Mutation(
         "retraction: one page short is good enough",
-        "retraction",
-        "    if needed_pages <= max(0, available_pages):\n        return RetractionPlan()",
-        "    if needed_pages <= max(0, available_pages) + 1:\n        return RetractionPlan()",
+        "scheduler",
+        "if needed <= max(0, pages):",
+        "if needed <= max(0, pages) + 1:",
         ("test_retraction", "test_scheduler_properties"),
     ),
     Mutation(

@@ -27,7 +27,7 @@ import math
 from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass
-from operator import add, itemgetter, mul
+from operator import add, itemgetter
 from statistics import NormalDist
 from typing import Final, NamedTuple
 
@@ -230,8 +230,10 @@ class CostModel:
         ]
         coefficients = self._coefficients
         for _ in range(SWEEPS):
-            for i, row, own, answer in equations:
-                better = coefficients[i] + (answer - sum(map(mul, row, coefficients))) / own
+            for i, (a, b, c, d, e), own, answer in equations:
+                step, token, product, decode, context = coefficients
+                fitted = a * step + b * token + c * product + d * decode + e * context
+                better = coefficients[i] + (answer - fitted) / own
                 coefficients[i] = better if better > 0.0 else 0.0
 
 
@@ -249,8 +251,10 @@ class _Evidence:
         self.used = True
         weight = 1.0 / (scale * scale)
         weighted = [weight * feature for feature in features]
-        products = [weighted[i] * features[j] for i, j in PAIRS]
-        self.gram = [old * FORGETTING + new for old, new in zip(self.gram, products, strict=True)]
+        self.gram = [
+            old * FORGETTING + weighted[i] * features[j]
+            for old, (i, j) in zip(self.gram, PAIRS, strict=True)
+        ]
         self.answers = [
             old * FORGETTING + new * seconds
             for old, new in zip(self.answers, weighted, strict=True)

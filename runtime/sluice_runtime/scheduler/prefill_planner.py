@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 from sluice_runtime.scheduler.admission import (
     AdmitResult,
@@ -37,10 +36,15 @@ from sluice_runtime.scheduler.batch import (
 )
 from sluice_runtime.scheduler.kv_allocator import KvAllocator
 from sluice_runtime.scheduler.pacing import ChunkBudget, LayerSplit, Pacing
-from sluice_runtime.scheduler.policies import PolicyContext, admission_order
+from sluice_runtime.scheduler.policies import PREEMPTING, PolicyContext, admission_order
 from sluice_runtime.scheduler.request import Request, row_added, row_of
 from sluice_runtime.scheduler.request_table import NewTokenRatio, RequestTable
-from sluice_runtime.scheduler.retraction import RetractionPlan, may_preempt, plan_preemption
+from sluice_runtime.scheduler.retraction import (
+    NO_RETRACTION,
+    RetractionPlan,
+    may_preempt,
+    plan_preemption,
+)
 from sluice_runtime.scheduler.settings import SchedulerSettings
 
 MAX_PREFILL_ONLY_STEPS: Final = 8
@@ -97,12 +101,14 @@ class PrefillPlanner:
             return self._next_layers(split)
         if self._kv.available_pages < 0:
             return PrefillPlan(reason=AdmitResult.NO_TOKEN.value)
-        order = self.in_order(now) if admits else ()
-        prefixes = self._prefixes_in_flight(launched)
-        adapters = self._adapters(now)
         adder, match, host = self._adder(), self._kv.match, self._kv.host
         if host:
             host.now = now
+        if prefilling is None and (closed := adder.closed):
+            return adder.plan(closed)
+        order = self.in_order(now) if admits else ()
+        prefixes = self._prefixes_in_flight(launched)
+        adapters = self._adapters(now)
         plan = plan_prefill(adder, prefilling, order, match, prefixes, adapters, host)
         return self._paced(plan)
 
@@ -110,24 +116,25 @@ class PrefillPlanner:
         """Whether decode rows share the step with these prompts."""
         return not plan.items or (self._settings.mixed and not plan.scores_prompts)
 
-    def plan_preemption(
-        self, now: float, running: Sequence[Request], launched: Iterable[Request]
-    ) -> RetractionPlan:
+    def plan_preemption(self, now: float, launched: Iterable[Request]) -> RetractionPlan:
         """Plans which running requests go back to the queue to make room for the first waiting one.
         Empty if the policy does not preempt, or if even then the waiting request could not join
         this step."""
+        if self._settings.policy not in PREEMPTING:
+            return NO_RETRACTION
         if self._decode_turn or self._split_chunk is not None:
-            return RetractionPlan()
+            return NO_RETRACTION
+        running = self._table.running.ready()
         if not may_preempt(self._table.waiting, running, self._settings):
-            return RetractionPlan()
+            return NO_RETRACTION
         head, headroom = next(self.in_order(now)), self._headroom()
         match, host = self._kv.match(head), self._kv.host
         if self._prefixes_in_flight(launched).covers(head, match):
-            return RetractionPlan()
+            return NO_RETRACTION
         if host and (host.arriving(head, match) or host.returning(head, match)):
-            return RetractionPlan()
+            return NO_RETRACTION
         if not self._adapters(now).admits(head):
-            return RetractionPlan()
+            return NO_RETRACTION
         settings, ratio = self._settings, self._ratio.value
         adder_in = self._shared_adder
         running = [r for r in running if not (r.transfers and self._kv.in_transfer(r))]
@@ -293,10 +300,6 @@ def _count_lead(items: Sequence[PrefillItem]) -> None:
         cut.request.lead_tokens += 2 * own - sum(item.end - item.start for item in items)
 
 
-ROW: Final = attrgetter("row")
-"""Row of a running request; a running request always has one."""
-
-
 class Drafts(NamedTuple):
     """Drafts of one step."""
 
@@ -343,6 +346,7 @@ class BatchWriter:
         lagging = [_draft_lacks(request) for request in verified] if self._draft_lags else []
         lagging += [_catch_up(request, tokens) for request, tokens in drafts.catching_up.items()]
         plain = [request for request in decode if request not in verified] if verified else decode
+        rows = tuple([request.row for request in plain])  # a running request always has one
         return Batch(
             step=step,
             mode=forward_mode(bool(prefill), bool(decode), bool(verified), splits=bool(layers)),
@@ -355,7 +359,7 @@ class BatchWriter:
             layers=layers,
             verify_rows=tuple(verify),
             draft_rows=tuple([row for row in lagging if row.token_ids]),
-            decode_rows=tuple(map(ROW, plain)),
+            decode_rows=cast("tuple[int, ...]", rows),
             decode_context_tokens=context_tokens,
             host_copies=self._kv.host.take_copies(step) if self._kv.host else None,
         )

@@ -249,6 +249,8 @@ class Running(Collection[Request]):
         """Ready requests whose next token is the first of a page that they do not have."""
         due = self._needs_page_at_tick[self._tick % self._page_size]
         needing = rows_needing_page(due, self._page_size)
+        if not self._last_token_in_flight:
+            return needing
         return [request for request in needing if request not in self._last_token_in_flight]
 
     def reserved_tokens(self, ratio: float) -> float:

@@ -17,7 +17,6 @@ from sluice_runtime.scheduler.admission_bounds import (
     PrefillHeadroom,
     Unlocking,
 )
-from sluice_runtime.scheduler.policies import PREEMPTING
 from sluice_runtime.scheduler.prefix_cache import Match
 from sluice_runtime.scheduler.request import Request, lock_of, rows_needing_page
 from sluice_runtime.scheduler.request_table import reserved_tokens
@@ -48,9 +47,14 @@ class RetractionPlan:
         return self.needed and self.reason != PREEMPTED
 
 
+NO_RETRACTION: Final = RetractionPlan()
+"""Plan of a step before which no request must leave."""
+
+
 def plan_retraction(
     running: Sequence[Request],
     prefilling: Request | None,
+    needed_pages: int,
     available_pages: int,
     page_size: int,
     in_transfer: Callable[[Request], bool],
@@ -63,13 +67,9 @@ def plan_retraction(
     The last running request stays, and takes the pages of the request in prefill if necessary. If
     even that is not enough it is stuck, or goes back to the queue if others hold pages that they
     will give back (`others_hold`). Pages that a transfer uses (`in_transfer`) come free after it,
-    so such requests go last, and a prompt that is read stays.
+    so such requests go last, and a prompt that is read stays. `needed_pages`: pages of the next
+    decode step, more than `available_pages`.
     """
-    if len(running) <= available_pages:
-        return RetractionPlan()
-    needed_pages = len(rows_needing_page(running, page_size))
-    if needed_pages <= max(0, available_pages):
-        return RetractionPlan()
     message = f"decode needs {needed_pages} pages, {available_pages} are free or cached"
     holders = [*running, *([prefilling] if prefilling else [])]
     read = {request for request in holders if request.transfers and in_transfer(request)}
@@ -98,7 +98,7 @@ def may_preempt(
     waiting: Iterable[Request], running: Collection[Request], settings: SchedulerSettings
 ) -> bool:
     """Whether any waiting request is urgent enough to preempt a running one."""
-    if settings.policy not in PREEMPTING or not running:
+    if not running:
         return False
     priorities = [request.priority for request in waiting]
     if not priorities:
@@ -127,7 +127,7 @@ def plan_preemption(
         return not adder.closed and adder.add(urgent, match) is AdmitResult.CONTINUE
 
     if admits(headroom):
-        return RetractionPlan()
+        return NO_RETRACTION
     newest_first = reversed(list(running))
     preemptible = [r for r in newest_first if _preemptible(r, urgent.priority, settings)]
     preemptible.sort(key=lambda r: (r.priority, -(r.started_seconds or 0.0)))
@@ -136,7 +136,7 @@ def plan_preemption(
         if admits(larger):
             message = f"{urgent.request_id} has priority {urgent.priority}"
             return RetractionPlan(tuple(preemptible[:count]), None, PREEMPTED, message)
-    return RetractionPlan()
+    return NO_RETRACTION
 
 
 def _retraction_order(request: Request) -> tuple[int, int]:

@@ -267,12 +267,12 @@ class Scheduler:
         """Plans victims for missing pages of the next decode step, else for a far more urgent
         request."""
         table, kv, size = self._table, self._kv, self._settings.page_size
-        running, cut, pages = table.running.ready(), table.prefilling, kv.available_pages
+        needed, pages = len(table.running.rows_needing_page()), kv.available_pages
+        if needed <= max(0, pages):
+            return self._planner.plan_preemption(now, launched)
+        running, cut = table.running.ready(), table.prefilling
         held = bool(table.preallocated) or kv.has_leases
-        plan = plan_retraction(running, cut, pages, size, kv.in_transfer, others_hold=held)
-        if plan.needed:
-            return plan
-        return self._planner.plan_preemption(now, running, launched)
+        return plan_retraction(running, cut, needed, pages, size, kv.in_transfer, others_hold=held)
 
     def _carry_out(self, plan: RetractionPlan, now: float) -> None:
         """Sends requests back to the queue."""

@@ -40,33 +40,29 @@ def test_fewest_output_tokens_then_longest_input() -> None:
         running("few-long", 30, 2, 1),
         running("most", 10, 20, 1),
     ]
-    plan = plan_retraction(rows, None, 0, 4, nowhere)
+    plan = plan_retraction(rows, None, 4, 0, 4, nowhere)
     assert [victim.request_id for victim in plan.victims] == ["few-long", "few-short"]
     assert (plan.reason, plan.stuck) == ("PoolFull", None)
     assert plan.message == "decode needs 4 pages, 0 are free or cached"
 
 
-def test_nobody_goes_when_the_pages_are_there() -> None:
-    assert plan_retraction([running("a", 4, 0, 1)], None, 1, 4, nowhere).victims == ()
-
-
 def test_the_last_row_takes_the_pages_of_a_prompt_in_the_making() -> None:
     prompt = running("prompt", 40, 0, 10)
-    plan = plan_retraction([running("a", 4, 3, 1)], prompt, 0, 4, nowhere)
+    plan = plan_retraction([running("a", 4, 3, 1)], prompt, 1, 0, 4, nowhere)
     assert plan.victims == (prompt,)
     assert plan.stuck is None
 
 
 def test_a_row_that_cannot_go_on_alone_is_named() -> None:
     row = running("a", 4, 3, 1)
-    plan = plan_retraction([row], None, 0, 4, nowhere)
+    plan = plan_retraction([row], None, 1, 0, 4, nowhere)
     assert (plan.victims, plan.stuck, plan.reason) == ((), row, "PoolTooSmall")
 
 
 def test_a_prompt_that_is_read_stays_and_its_pages_are_waited_for() -> None:
     prompt, row = running("prompt", 40, 0, 10), running("a", 4, 3, 1)
     prompt.transfers.add("transfer")
-    plan = plan_retraction([row], prompt, 0, 4, lambda request: request is prompt)
+    plan = plan_retraction([row], prompt, 1, 0, 4, lambda request: request is prompt)
     assert (plan.victims, plan.stuck, plan.reason) == ((row,), None, "PoolFull")
 
 
@@ -74,7 +70,7 @@ def test_a_row_whose_pages_are_read_goes_last_and_gives_none() -> None:
     rows = [running("read", 4, 1, 2), running("a", 4, 5, 1), running("b", 4, 9, 1)]
     rows[0].transfers.add("transfer")
     for available, names in ((0, ["a", "b"]), (-2, ["a", "b", "read"])):
-        plan = plan_retraction(rows, None, available, 4, lambda request: request is rows[0])
+        plan = plan_retraction(rows, None, 3, available, 4, lambda request: request is rows[0])
         assert [victim.request_id for victim in plan.victims] == names
         assert plan.stuck is None
 

@@ -4,19 +4,20 @@ share: work is counted in elements, where it is done."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from msgspec import structs
-from sluice_runtime.scheduler import host_tier, prefix_cache
+from sluice_runtime.scheduler import host_tier, prefix_cache, request_table, retraction
 from sluice_runtime.scheduler import request as request_module
 from sluice_runtime.scheduler.admission_bounds import JOINED_PAGES
 from sluice_runtime.scheduler.batch import Batch, SampledTokens
 from sluice_runtime.scheduler.kv_allocator import PageAllocator
 from sluice_runtime.scheduler.ngram import NGramIndex
 from sluice_runtime.scheduler.prefix_cache import TOKEN_BYTES, Match
+from sluice_runtime.scheduler.request import Request
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import HostPages, StepTarget
 from sluice_runtime.scheduler.speculation import Speculation
@@ -157,6 +158,28 @@ def test_requests_that_are_sent_back_hold_up_no_step(monkeypatch: pytest.MonkeyP
     answer = 200
     most = max(work.total() for _, work in steps)
     assert most <= 3 * REQUESTS + REQUESTS // 4 * (answer + TAIL)
+
+
+def test_in_a_nearly_full_pool_only_rows_at_the_end_of_a_page_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The free pages are fewer than the rows, and enough for the few that need one."""
+    engine = Engine(monkeypatch, REQUESTS + 56, conservativeness=0.02)
+    looked_at: list[int] = []
+    original = request_module.rows_needing_page
+
+    def counted(requests: Collection[Request], page_size: int) -> list[Request]:
+        looked_at.append(len(requests))
+        return original(requests, page_size)
+
+    for number in range(REQUESTS):
+        engine.add(request(f"r{number}", number % PAGE + 1, 14))
+    for module in (request_table, retraction):
+        monkeypatch.setattr(module, "rows_needing_page", counted)
+    steps = [work["decode"] for _, work in engine.run(12, 0.0)]
+    assert steps[2:] == [REQUESTS] * 10
+    assert engine.scheduler.status().pages_available < REQUESTS
+    assert max(looked_at) <= 2 * REQUESTS // PAGE
 
 
 def test_an_evicted_prompt_is_hashed_once_and_saved_in_parts(
