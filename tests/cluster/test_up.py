@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from e2e.cluster.errors import ClusterError
+from e2e.cluster.provider import Cluster
 from e2e.cluster.providers.kind import KindCluster
-from e2e.up import ask_sample, engines, is_final, is_stuck
+from e2e.up import (
+    NO_INDEX,
+    SMALL_MODEL,
+    ask_sample,
+    engines,
+    is_final,
+    is_stuck,
+    with_released_model,
+)
 
 
 def _conditions(reason: str, stalled: str = "False") -> dict[str, dict[str, str]]:
@@ -53,3 +64,19 @@ def test_a_service_that_is_scaled_to_zero_is_not_asked(
     cluster = KindCluster("sluice", "an engine that is not there")
     ask_sample(cluster, "m", _conditions("ScaledToZero"), started=0.0)
     assert "scale infsvc/chat --replicas=1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("said", [f"did not build:\n{NO_INDEX}", "no space left on device"])
+def test_the_small_model_stands_in_only_where_the_index_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    def deliver(cluster: Cluster, names: Mapping[str, str]) -> Mapping[str, str]:
+        raise ClusterError(said)
+
+    monkeypatch.setattr("e2e.up.deliver", deliver)
+    images = {"engine": "sluice-engine-sample:1"}
+    if NO_INDEX in said:
+        assert with_released_model(None, images) == (images, SMALL_MODEL)  # type: ignore[arg-type]
+    else:
+        with pytest.raises(ClusterError, match="space"):
+            with_released_model(None, images)  # type: ignore[arg-type]

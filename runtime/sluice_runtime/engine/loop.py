@@ -45,9 +45,6 @@ ROLE_LOOK_SECONDS: Final = 0.02
 LOAD_SECONDS: Final = 0.01
 """Longest time for which decode steps repeat a load. Only counts of tokens and pages may have
 changed since: a load is made at once after a message, a prompt, an end or a row that leaves."""
-RECEIVED_TOKENS: Final = 65_536
-"""Tokens of prompts after which the messages that have arrived wait for the next turn, so that no
-step waits for all prompts of many requests."""
 DRAINING: Final = "the engine is draining and takes no new requests"
 CHANGING: Final = "the engine takes another role, and no new requests before"
 
@@ -144,7 +141,6 @@ class EngineLoop:
         self._pace = Pace()
         self._log = log(self._pace)
         self._outbox = Outbox()
-        self._arrived: deque[ToEngine] = deque()
         """Messages that no turn has received yet."""
         self._released: list[TokenDelta] = []
         self._draining = False
@@ -185,8 +181,8 @@ class EngineLoop:
         """One turn: receives messages, launches a batch, and finishes the oldest pending step,
         unless that step may run on beside the new one. Without work, waits up to a second for
         messages."""
-        self._arrived += self._link.poll(self._poll_timeout_seconds())
-        self._receive_share()
+        for message in self._link.poll(self._poll_timeout_seconds()):
+            self._receive(message)
         self._take_adapters()
         began = self._clock.monotonic()
         self._role.receive(began)
@@ -253,18 +249,9 @@ class EngineLoop:
 
     def _poll_timeout_seconds(self) -> float:
         """Time to wait for the first message."""
-        if not self._idle or self._arrived:
+        if not self._idle:
             return 0.0
         return ROLE_LOOK_SECONDS if self._change else self._heartbeat_seconds
-
-    def _receive_share(self) -> None:
-        """Receives messages in order, until their prompts have the tokens of a turn."""
-        left = RECEIVED_TOKENS
-        while self._arrived and left > 0:
-            message = self._arrived.popleft()
-            if isinstance(message, Generate):
-                left -= len(message.prompt_ids) + len(message.generated_ids)
-            self._receive(message)
 
     def _receive(self, message: ToEngine) -> None:
         self._load_changed = True
@@ -326,7 +313,7 @@ class EngineLoop:
             return False
         status = self._scheduler.status()
         requests = status.queued_requests + status.running_requests + len(self._grammars)
-        return not (requests or self._role.busy or self._released or self._arrived)
+        return not (requests or self._role.busy or self._released)
 
     def _admit_compiled(self, now: float) -> None:
         """Admits requests whose grammar has been compiled; some end here."""

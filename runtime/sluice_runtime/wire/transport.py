@@ -42,6 +42,10 @@ _TURN_MESSAGES: Final = 5
 """Most messages that the API process reads in one turn of its event loop. While streams wait for a
 turn, one message a turn would let the others queue here without bound."""
 
+_POLLED_BYTES: Final = 256 * 1024
+"""Bytes of messages after which the engine leaves the others for its next turn, so that no step
+waits for the prompts of many requests: a token takes up to five bytes."""
+
 _LONG_FRAME_BYTES: Final = 256 * 1024
 """Size from which a frame counts as long: logprobs of a long prompt take megabytes."""
 
@@ -85,8 +89,8 @@ class EngineLink:
         """Whether the API process has sent its protocol version."""
 
     def poll(self, timeout_seconds: float) -> list[ToEngine]:
-        """All messages that have arrived. Waits at most `timeout_seconds` for the first one; the
-        wakeup ends the wait.
+        """The messages that have arrived, as many as fit into one turn and at least one. Waits at
+        most `timeout_seconds` for the first one; the wakeup ends the wait.
 
         Raises:
             TransportError: a message cannot be decoded, or is of another protocol version.
@@ -96,11 +100,13 @@ class EngineLink:
             return received
         if self._wakeup is not None:
             self._wakeup.clear()
-        while True:
+        left_bytes = _POLLED_BYTES
+        while left_bytes > 0:
             try:
                 frame = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
-                return received
+                break
+            left_bytes -= len(frame)
             message = _decode(self._decoder, frame, "API process")
             if isinstance(message, ApiReady):
                 _check_version(message.protocol_version, "API process")
@@ -112,6 +118,7 @@ class EngineLink:
                     f"protocol version: the API process has not sent its own; "
                     f"allowed: {PROTOCOL_VERSION}"
                 )
+        return received
 
     def send(self, message: ToApi) -> None:
         """Queues the message; never blocks."""

@@ -16,8 +16,6 @@ from sluice_runtime.engine.loop import (
     Clock,
     EngineLoop,
     Pipeline,
-    Role,
-    RoleChange,
 )
 from sluice_runtime.engine.outbox import Outbox
 from sluice_runtime.engine.report import StepLog
@@ -206,42 +204,6 @@ def test_the_load_counts_prompts_without_what_was_cached_and_requests_that_finis
     )
     assert load.figures.prefill_tokens_per_second is not None
     assert load.figures.itl_seconds is not None
-
-
-def test_prompts_that_arrive_together_are_received_in_several_turns_in_order(
-    link: FakeLink, loop: EngineLoop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing runs before, so it must not wait for further messages meanwhile."""
-    monkeypatch.setattr("sluice_runtime.engine.loop.RECEIVED_TOKENS", 64)
-    prompts = [ask(f"r{n}", 40, 9) for n in range(5)]
-    link.coming.append([*prompts, Abort("r4")])
-    received: list[int] = []
-    for _ in range(4):
-        loop.step()
-        status = loop._scheduler.status()
-        received.append(status.queued_requests + status.running_requests)
-    assert received == [2, 4, 4, 4], "the last was received, and aborted in the same turn"
-    assert link.waits[1:] == [0.0] * 3
-    turns(loop, 20)
-    assert [link.ends(f"r{n}") for n in range(5)] == [[("length", None)]] * 4 + [[("abort", None)]]
-
-
-def test_it_waits_for_no_message_while_some_wait_for_it(
-    link: FakeLink, loop: EngineLoop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sluice_runtime.engine.loop.RECEIVED_TOKENS", 64)
-    link.coming.append([Drain(), *(ask(f"r{n}", 40, 9) for n in range(4))])
-    turns(loop, 3)
-    assert [wait > 0 for wait in link.waits] == [True, False, True]
-    assert all(len(link.ends(f"r{n}")) == 1 for n in range(4)), "refused, and nothing runs"
-
-
-def test_a_role_is_not_left_while_messages_wait(link: FakeLink, loop: EngineLoop) -> None:
-    loop._arrived.append(ask("a", 40, 9))
-    loop._change = RoleChange(Role.PREFILL, 0.0, 1e9)
-    assert not loop._may_leave(loop._change)
-    loop._arrived.clear()
-    assert loop._may_leave(loop._change)
 
 
 def test_it_waits_for_messages_and_sends_heartbeats_only_while_idle(

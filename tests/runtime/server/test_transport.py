@@ -8,13 +8,16 @@ import os
 import stat
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import zmq
 from sluice_contract.wire.load import EngineFigures
+from sluice_runtime.wire import transport
 from sluice_runtime.wire.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -83,6 +86,44 @@ async def test_messages_arrive_in_order_both_ways(endpoint: str) -> None:
     finally:
         api.close()
         engine.close()
+
+
+async def test_prompts_that_arrive_together_are_decoded_in_several_turns(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A turn decodes the messages of a number of bytes; the others stay where they are."""
+    monkeypatch.setattr(transport, "_POLLED_BYTES", 1000)
+    decoded: list[int] = []
+    monkeypatch.setattr(transport, "_decode", counting(transport._decode, decoded))
+    engine, api = EngineLink(endpoint), ApiLink(endpoint)
+    prompts = [Generate(f"r{n}", [7] * 600, 5, Sampling()) for n in range(5)]
+    try:
+        engine.send(READY)
+        async for _ in api.messages():
+            break
+        sent: list[ToEngine] = [*prompts, Abort("r4")]
+        for message in sent:
+            api.send(message)
+        turns: list[list[ToEngine]] = []
+        while sum(map(len, turns)) < len(sent):
+            decoded.clear()
+            turns.append(await asyncio.to_thread(engine.poll, PATIENCE_SECONDS))
+            assert sum(decoded[:-1]) < 1000, "as soon as there are so many, no further one"
+        assert [message for turn in turns for message in turn] == sent
+        assert len(turns) >= 3
+    finally:
+        api.close()
+        engine.close()
+
+
+def counting(decode: Callable[..., Any], sizes: list[int]) -> Callable[..., Any]:
+    """`decode`, which notes the sizes of frames."""
+
+    def counted(decoder: Any, frame: bytes, sender: str) -> Any:
+        sizes.append(len(frame))
+        return decode(decoder, frame, sender)
+
+    return counted
 
 
 async def test_messages_end_when_the_engine_has_gone_and_its_last_word_is_read(
