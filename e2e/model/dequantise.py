@@ -1,4 +1,4 @@
-"""Writes the released model's folder from its GGUF file: `python -m e2e.model.dequantise FILE FOLDER [DTYPE]`.
+"""Writes the released model's folder: `python -m e2e.model.dequantise GGUF FOLDER [DTYPE]`.
 
 Weights (in float32 unless DTYPE says otherwise), config, tokenizer and chat template, as
 transformers reads them from the file.

@@ -32,14 +32,6 @@ STEP_MUTATIONS: Final = (
         ("test_step_work",),
     ),
     Mutation(
-        "link: a turn decodes all messages that have arrived",
-        "transport",
-        "left_bytes -= len(frame)",
-        "pass",
-        ("../server/test_transport",),
-        package="wire",
-    ),
-    Mutation(
         "admission: prefixes in flight are looked up without what is cached before them",
         "admission_bounds",
         "return request.namespace, cached_pages, key",
