@@ -38,7 +38,7 @@ UNKNOWN_ROUTE: Final = "unknown"
 PROBES: Final = frozenset({"/health"})
 """Routes that are not counted as requests."""
 PUBLIC: Final = PROBES | {VERSION_PATH, *PAGES}
-"""Routes that need no API key: they tell nothing that a client may not know."""
+"""Routes that need no API key: they tell no more than the version of Sluice."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -89,6 +89,7 @@ async function show() {
 at("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
   key = at("key").value.trim();
-  show();
+  tell();
 });
-show().catch((error) => { at("state").textContent = error.message; });
+const tell = () => show().catch((error) => { at("state").textContent = error.message; });
+tell();

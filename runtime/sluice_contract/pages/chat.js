@@ -121,7 +121,7 @@ async function ask(question) {
     if (error.name !== "AbortError") inside(shown, "error").textContent = `\n${error.message}`;
   }
   busy(false);
-  if (answer.textContent) conversation.push({ role: "assistant", content: answer.textContent });
+  if (answer.textContent || thought.textContent) conversation.push({ role: "assistant", content: answer.textContent });
   else conversation.pop();
   if (first !== null) inside(shown, "figures").textContent = figures(began, first, usage);
   talk.lastChild.scrollIntoView({ block: "end" });
@@ -138,7 +138,7 @@ function figures(began, first, usage) {
 function busy(is) {
   at("send").hidden = is;
   at("stop").hidden = !is;
-  at("clear").disabled = is || conversation.length === 0;
+  at("clear").disabled = is || talk.childElementCount === 0;
 }
 
 at("ask").addEventListener("submit", (event) => {

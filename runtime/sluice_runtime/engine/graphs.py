@@ -79,8 +79,8 @@ class GraphParts:
     attention: Callable[[GraphRows], GraphAttention]
     decode_inputs: DecodeInputs
     sample: Callable[[Tensor, Tensor, Tensor], Tensor] | None
-    """Function: (hidden states [b, h], rows, positions of the tokens: [b] int32) → tokens [b],
-    which it hands to the rows, too. None: sampling cannot be captured."""
+    """Function: (hidden states [b, h], rows, positions of the tokens: [b] int32) → tokens [b]. It
+    also stores the tokens as the rows' last ones. None: sampling cannot be captured."""
 
 
 @dataclass(frozen=True)
@@ -115,11 +115,11 @@ class RowColumns(Generic[ColumnT]):
     """[rows of the largest + 1] row i's pages are [indptr[i], indptr[i + 1]) of all rows' pages."""
 
     @classmethod
-    def of(cls, numbers: ColumnT, largest: int) -> RowColumns[ColumnT]:
+    def views(cls, numbers: ColumnT, largest: int) -> RowColumns[ColumnT]:
         """Views of `numbers_of(largest)` numbers."""
         begins = range(0, len(numbers), _column_numbers(largest))
-        first, second, third, fourth = (numbers[begin : begin + largest + 1] for begin in begins)
-        return cls(first[:-1], second[:-1], third[:-1], fourth)
+        *columns, indptr = (numbers[begin : begin + largest + 1] for begin in begins)
+        return cls(*(column[:-1] for column in columns), indptr)
 
 
 def numbers_of(largest: int) -> int:
@@ -151,8 +151,8 @@ class _HostRows:
     """Columns on the host, which a step fills."""
 
     def __init__(self, numbers: HostNumbers, largest: int) -> None:
-        self._columns = RowColumns.of(numbers.array, largest)
-        self._tensors = RowColumns.of(numbers.tensor, largest)
+        self._columns = RowColumns.views(numbers.array, largest)
+        self._tensors = RowColumns.views(numbers.tensor, largest)
         self._plans: dict[int, tuple[Tensor, Tensor]] = {}
 
     def fill(self, numbers: RowNumbers, batch: int, padding_row: int, page_size: int) -> int:
@@ -209,7 +209,7 @@ class DecodeGraphs:
         place, rows = pool.data.device, batches[-1]
         self._inbox = device.inbox(numbers_of(rows))
         self._host = [_HostRows(numbers, rows) for numbers in self._inbox.buffers]
-        self._rows = RowColumns.of(self._inbox.tensor, rows)
+        self._rows = RowColumns.views(self._inbox.tensor, rows)
 
         def whole(value: int, size: int = rows, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.full((size,), value, dtype=dtype, device=place)

@@ -139,6 +139,7 @@ class RowTable:
         self.lengths[row] = 0
 
     def _set_pages(self, row: int, first: int, page_ids: tuple[int, ...]) -> None:
+        assert first + len(page_ids) <= self.pages.shape[1], "the next row has the page behind them"
         begin = row * self.pages.shape[1] + first
         self._set_places += range(begin, begin + len(page_ids))
         self._set_values += page_ids

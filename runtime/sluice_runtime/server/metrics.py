@@ -87,8 +87,7 @@ class KeptSlo:
 
     An answer keeps the slo if its first token came within `ttftMilliseconds` of the request's
     arrival at this engine, and if the mean time between steps that gave it tokens is within
-    `itlMilliseconds`. That is the time between events of its stream, however many tokens each event
-    has.
+    `itlMilliseconds`, however many tokens each of them gave.
 
     Each request counts once. A request whose first token is late counts as missed from the next
     report on, even while it waits and however it ends. Other requests count when their answer ends.
