@@ -118,8 +118,8 @@ class RowColumns(Generic[ColumnT]):
     def views(cls, numbers: ColumnT, largest: int) -> RowColumns[ColumnT]:
         """Views of `numbers_of(largest)` numbers."""
         begins = range(0, len(numbers), _column_numbers(largest))
-        *columns, indptr = (numbers[begin : begin + largest + 1] for begin in begins)
-        return cls(*(column[:-1] for column in columns), indptr)
+        rows, contexts, lengths, indptr = (numbers[begin : begin + largest + 1] for begin in begins)
+        return cls(rows[:-1], contexts[:-1], lengths[:-1], indptr)
 
 
 def numbers_of(largest: int) -> int:

@@ -328,7 +328,7 @@ def test_rows_of_padding_have_one_token_on_one_page_of_their_own(
 ) -> None:
     rows, batch = len(contexts), len(contexts) + more
     (buffer,) = HostDevice().inbox(numbers_of(12)).buffers
-    columns = RowColumns.of(buffer.array, 12)
+    columns = RowColumns.views(buffer.array, 12)
     buffer.array[:] = 99  # what another step left
     columns.indptr[0] = 0
     numbers = RowNumbers(np.arange(rows), np.arange(rows + 1), np.array(contexts, np.int64))
@@ -343,7 +343,7 @@ def test_rows_of_padding_have_one_token_on_one_page_of_their_own(
 @pytest.mark.parametrize("largest", [1, 127, 128, 256, 600])
 def test_columns_are_apart_and_aligned(largest: int) -> None:
     numbers = np.zeros(numbers_of(largest), np.int32)
-    for column in vars(RowColumns.of(numbers, largest)).values():
+    for column in vars(RowColumns.views(numbers, largest)).values():
         assert (column.ctypes.data - numbers.ctypes.data) % 512 == 0
         column += 1
     assert numbers.max() == 1
