@@ -27,7 +27,8 @@ from sluice_runtime.scheduler.limits import (
     shrunk_refusal,
     without,
 )
-from sluice_runtime.scheduler.prefix_cache import TOKEN_BYTES, Lock, Match, Node
+from sluice_runtime.scheduler.prefix_cache import Lock, Match
+from sluice_runtime.scheduler.prefix_node import TOKEN_BYTES, Node
 from sluice_runtime.scheduler.request import Request, lock_of
 from sluice_runtime.scheduler.request_table import RequestTable, Running, reserved_tokens
 from sluice_runtime.scheduler.settings import SchedulerSettings

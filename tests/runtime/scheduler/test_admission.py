@@ -17,7 +17,8 @@ from sluice_runtime.scheduler.admission_bounds import (
     PrefixesInFlight,
 )
 from sluice_runtime.scheduler.pacing import ChunkBudget
-from sluice_runtime.scheduler.prefix_cache import Match, PrefixCache, key_of
+from sluice_runtime.scheduler.prefix_cache import Match, PrefixCache
+from sluice_runtime.scheduler.prefix_node import key_of
 from sluice_runtime.scheduler.request import Request
 from sluice_runtime.scheduler.request_table import reserved_tokens
 from sluice_runtime.wire.messages import Sampling
