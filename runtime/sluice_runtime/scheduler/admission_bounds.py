@@ -243,8 +243,8 @@ class PrefixesInFlight:
     """Requests whose prompts this step or a step in flight computes.
 
     Others with the same prefix wait for these; otherwise requests that arrive together would all
-    compute it. Two that have the same prefix have the same cached pages, so looking one up takes
-    constant time.
+    compute it. Two that have the same prefix have the same cached pages, except scored prompts,
+    which are computed whole. So looking one up takes constant time.
     """
 
     def __init__(self, settings: SchedulerSettings, requests: Iterable[Request]) -> None:

@@ -86,6 +86,19 @@ def test_the_upper_part_of_a_split_prefix_is_hashed_though_the_lower_one_is_evic
     assert len(upper.digests) == 4
 
 
+def test_a_prefix_that_lost_hashed_pages_has_none_to_hash() -> None:
+    cache, ids = PrefixCache(PAGE), list(range(6 * PAGE))
+    settings = settings_of(page_size=PAGE, host_pages=MEMORY)
+    HostTier(settings, cache, lambda: 0.0, lambda *lease: None, lambda fence: None)
+    lock = cache.lock(cache.match("", b"", 0))
+    cache.extend(lock, key_of(ids), list(range(6)))
+    cache.unlock(lock)
+    cache.evict(2)
+    hash_pages = cache.packing.hash_pages
+    assert hash_pages is not None
+    assert hash_pages(lock.node, 9) == 0
+
+
 def test_pages_that_come_back_are_not_hashed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     b = bench()
     for name, prompt in enumerate([FIRST, *OTHERS]):
