@@ -8,9 +8,9 @@ import pytest
 from sluice_runtime.scheduler import host_tier
 from sluice_runtime.scheduler.batch import Batch
 from sluice_runtime.scheduler.host_index import HostIndex
-from sluice_runtime.scheduler.host_tier import LEAST_WAIT_SECONDS, HostTier
+from sluice_runtime.scheduler.host_tier import LEAST_WAIT_SECONDS, HostTier, TierLoad
 from sluice_runtime.scheduler.prefix_cache import PrefixCache
-from sluice_runtime.scheduler.prefix_node import key_of
+from sluice_runtime.scheduler.prefix_node import Tail, key_of
 from sluice_runtime.scheduler.settings import HostPages
 
 from tests.runtime.scheduler.building import Bench, request, settings_of
@@ -114,6 +114,21 @@ def test_pages_that_come_back_are_not_hashed_again(monkeypatch: pytest.MonkeyPat
     ask(b, "again", FIRST)
     assert b.cached["again"] == 20
     assert sum(hashed) == 1, "the page that was not in the tier"
+
+
+def test_pages_that_the_step_cannot_compare_with_an_answer_are_given_back() -> None:
+    """The answer ended while they were loaded, and only its first two pages are packed."""
+    cache, ids = PrefixCache(PAGE, new_pages=1), list(range(4 * PAGE))
+    settings = settings_of(page_size=PAGE, host_pages=MEMORY)
+    host = HostTier(settings, cache, lambda: 0.0, lambda *lease: None, lambda fence: None)
+    pages = [page for name in (b"a", b"b", b"c", b"d") if (page := host.index.add(name, b""))]
+    for page in pages:
+        page.readers += 1
+    answer, lock = (cache.lock(cache.match("", b"", 0)) for _ in range(2))
+    cache.extend(answer, key_of(ids[:PAGE]), [0, 1, 2, 3], Tail(ids, PAGE, len(ids)))
+    load = TierLoad(lock, key_of(ids), pages, [10, 11, 12, 13])
+    host._loaded(load, frozenset())
+    assert (load.lock.pages, load.page_ids) == (2, [10, 11, 12, 13])
 
 
 def test_without_the_tier_it_is_computed_anew() -> None:
