@@ -22,7 +22,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sluice_runtime.scheduler.prefix_cache import PrefixCache, key_of
+from sluice_runtime.scheduler.prefix_cache import PrefixCache
+from sluice_runtime.scheduler.prefix_node import key_of
 
 ROUNDS = 15
 CONVERSATIONS = 16

@@ -13,14 +13,14 @@ STEP_MUTATIONS: Final = (
     Mutation(
         "admission: a step takes all who join over long cached prefixes",
         "admission",
-        "if self._items and match.pages > self._rem_joined_pages:",
+        "if self._joined_pages and match.pages and joined_pages > JOINED_PAGES:",
         "if False:",
         ("test_step_work",),
     ),
     Mutation(
         "preallocation: all prompts that fit get their pages in one step",
         "preallocation",
-        "if pages >= JOINED_PAGES:",
+        "if preallocated and pages > JOINED_PAGES:",
         "if False:",
         ("test_step_work",),
     ),

@@ -25,7 +25,7 @@ from sluice_runtime.scheduler.batch import (
     SampledTokens,
 )
 from sluice_runtime.scheduler.kv_allocator import pages_for
-from sluice_runtime.scheduler.prefix_cache import key_of
+from sluice_runtime.scheduler.prefix_node import key_of
 from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.wire.messages import Sampling
 

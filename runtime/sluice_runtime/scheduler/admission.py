@@ -125,7 +125,8 @@ class PrefillAdder:
         self._locking = Locking()
         self._rem_rows = headroom.rows
         self._alone = headroom.alone
-        self._rem_joined_pages = JOINED_PAGES
+        self._joined_pages = 0
+        """Cached pages of the waiting requests that join."""
         self._items: list[PrefillItem] = []
         self._returning: list[tuple[Request, Match]] = []
         self._cut = False
@@ -179,10 +180,12 @@ class PrefillAdder:
             return AdmitResult.OTHER
         if not cut and self._items and end - start > self._rem_input:
             return AdmitResult.OTHER
-        if self._items and match.pages > self._rem_joined_pages:
+        joined_pages = self._joined_pages + match.pages
+        if self._joined_pages and match.pages and joined_pages > JOINED_PAGES:
             return AdmitResult.OTHER
         if not self._reserve(request, match):
             return AdmitResult.NO_TOKEN
+        self._joined_pages = joined_pages
         self._take(PrefillItem(request, start, end, cut, match))
         return AdmitResult.CONTINUE
 
@@ -216,7 +219,6 @@ class PrefillAdder:
         self._rem_total -= (pages + 1 + locked_pages) * self._page_size
         self._rem_total -= answer if request.ignore_eos else answer * self._ratio
         self._rem_rows -= 1
-        self._rem_joined_pages -= match.pages
         return True
 
     def _add_continuing(self, request: Request) -> None:

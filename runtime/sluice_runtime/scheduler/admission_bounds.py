@@ -27,7 +27,8 @@ from sluice_runtime.scheduler.limits import (
     shrunk_refusal,
     without,
 )
-from sluice_runtime.scheduler.prefix_cache import TOKEN_BYTES, Lock, Match, Node
+from sluice_runtime.scheduler.prefix_cache import Lock, Match
+from sluice_runtime.scheduler.prefix_node import TOKEN_BYTES, Node
 from sluice_runtime.scheduler.request import Request, lock_of
 from sluice_runtime.scheduler.request_table import RequestTable, Running, reserved_tokens
 from sluice_runtime.scheduler.settings import SchedulerSettings
@@ -242,8 +243,8 @@ class PrefixesInFlight:
     """Requests whose prompts this step or a step in flight computes.
 
     Others with the same prefix wait for these; otherwise requests that arrive together would all
-    compute it. Two that have the same prefix have the same cached pages, so looking one up takes
-    constant time.
+    compute it. Two that have the same prefix have the same cached pages, except scored prompts,
+    which are computed whole. So looking one up takes constant time.
     """
 
     def __init__(self, settings: SchedulerSettings, requests: Iterable[Request]) -> None:

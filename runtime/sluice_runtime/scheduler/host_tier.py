@@ -20,7 +20,8 @@ from typing import Final
 
 from sluice_runtime.scheduler.batch import HostCopied, HostCopies
 from sluice_runtime.scheduler.host_index import MAX_LOADED, HostIndex, HostPage
-from sluice_runtime.scheduler.prefix_cache import TOKEN_BYTES, Lock, Match, Node, PrefixCache
+from sluice_runtime.scheduler.prefix_cache import Lock, Match, PrefixCache
+from sluice_runtime.scheduler.prefix_node import TOKEN_BYTES, Node
 from sluice_runtime.scheduler.request import Fence, Request
 from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.wire.messages import HostCacheLoad
@@ -82,7 +83,7 @@ class HostTier:
         self._page_size = settings.page_size
         self._page_bytes = pages.page_bytes
         self._cache = cache
-        cache.on_insert, cache.on_evict = self._hash, self._evicted
+        cache.packing.hash_pages, cache.on_evict = self._hash, self._evicted
         self._token_seconds = token_seconds
         self._lease = lease
         self._release = release
@@ -129,20 +130,18 @@ class HostTier:
     # Pages that leave the pool.
 
     def _hash(self, node: Node, most: int) -> int:
-        """Computes digests of at most `most` pages, those of the prefix before the node first;
-        returns their number."""
-        parent, digests, width = node.parent, node.digests, self._page_size * TOKEN_BYTES
-        assert parent is not None
-        hashed = self._hash(parent, most) if len(parent.digests) < len(parent.page_ids) else 0
-        if len(parent.digests) < len(parent.page_ids):
-            return hashed
-        before = digests[-1] if digests else _last_digest(parent)
-        first = len(digests) * width
-        end = min(first + (most - hashed) * width, len(node.packed))
-        for at in range(first, end, width):
+        """Computes digests of at most `most` packed pages; returns their number. The prefix before
+        the node has its digests."""
+        digests, width = node.digests, self._page_size * TOKEN_BYTES
+        first = len(digests)
+        end = min(first + most, len(node.packed) // width)
+        if end <= first:  # such as those of a node that was trimmed
+            return 0
+        before = digests[-1] if digests else _last_digest(node.parent)
+        for at in range(first * width, end * width, width):
             before = _digest(before, node.packed[at : at + width])
             digests.append(before)
-        return hashed + (end - first) // width
+        return end - first
 
     def _evicted(self, node: Node, pages: int) -> None:
         """Called for the node's last `pages` pages, which leave the tree; saves each page that is
@@ -304,8 +303,10 @@ class HostTier:
             self.index.read(page)
         if self._cache.grows(load.lock):
             key = load.key[: good * self._page_size * TOKEN_BYTES]
-            canonical = self._cache.extend(load.lock, key, load.page_ids[:good])
-            load.page_ids[:good] = load.page_ids[: len(canonical)]  # computed meanwhile
+            locked, digests = load.lock.pages, [page.digest for page in load.pages[:good]]
+            canonical = self._cache.extend(load.lock, key, load.page_ids[:good], digests=digests)
+            taken = load.lock.pages - locked
+            load.page_ids[:taken] = load.page_ids[: len(canonical)]  # computed meanwhile
         self._release(_fence_of(load))
 
     def _moved(self, page: HostPage, slot: int, *, bad: bool) -> None:

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
-from sluice_runtime.scheduler.prefix_cache import Lock, Node, PrefixCache, path_of
+from sluice_runtime.scheduler.prefix_cache import Lock, PrefixCache, path_of
+from sluice_runtime.scheduler.prefix_node import Node
 from sluice_runtime.scheduler.request import Phase, Request
 
 

@@ -354,7 +354,7 @@ class KvAllocator:
     def landed(self, step: int, copied: Iterable[HostCopied] = ()) -> None:
         """Closes the fence of a step whose results have arrived, and processes ended copies."""
         self._steps_in_flight.remove(step)
-        self._cache.begin_step()
+        self._cache.packing.begin_step()
         self._pass(step)
         if self.host and copied:
             self.host.landed(copied)

@@ -35,9 +35,9 @@ class Preallocations:
         self._kv = kv
 
     def take(self, now: float) -> list[Preallocated]:
-        """Gives rows and pages to as many requests as fit, until these have the pages of a step. A
-        request that does not fit blocks later ones; a request whose adapter has no slot is
-        skipped."""
+        """Gives rows and pages to as many requests as fit, up to the pages of a step; one request
+        may have more pages. A request that does not fit blocks later ones; a request whose adapter
+        has no slot is skipped."""
         waiting = self._table.awaiting_pages
         retracted = any(request.output_tokens for request in self._table.waiting)
         if retracted or not (waiting and self._kv.free_rows):
@@ -50,6 +50,9 @@ class Preallocations:
         for request in shared_by_tenants(list(waiting.values()), active, by_priority=False):
             if not adapters.admits(request):
                 continue
+            pages += pages_for(len(request.token_ids), self._page_size)
+            if preallocated and pages > JOINED_PAGES:
+                break
             match = self._kv.match(request)
             own = _reserved_tokens(request)
             if not self._fits(request, match, reserved + own):
@@ -57,9 +60,6 @@ class Preallocations:
             reserved += own
             adapters.add(request)
             preallocated.append(self._take(request, match))
-            pages += len(request.page_ids)
-            if pages >= JOINED_PAGES:
-                break
         return preallocated
 
     def _take(self, request: Request, match: Match) -> Preallocated:

@@ -1,102 +1,31 @@
 """Computed prefixes and the pages that hold them: a radix tree over whole pages of token ids.
 
-A node has one or more pages that follow its parent's; children differ in their first page. Tokens
-are bytes, four for each id, so that one `memcmp` compares an edge. The root's children are
-namespaces, which share no pages: a tenant's salt and an adapter determine one.
+A node has one or more pages that follow its parent's; children differ in their first page. The
+root's children are namespaces, which share no pages: a tenant's salt and an adapter determine one.
 
-`match` only reads. A `Lock` protects its path from eviction; `extend` adds pages to a locked path,
-and returns which of them the tree had already. When pages are needed, a `Rank` from the registry
-`EVICTIONS` orders the prefixes. In every order only unlocked prefixes are evicted, each after all
-that continue it. Knows no request and no free list: pages that leave the tree are returned to the
-caller.
+`match` changes no prefix. A `Lock` protects its path from eviction; `extend` adds pages to a locked
+path, and returns which of them the tree had already. When pages are needed, a `Rank` from the
+registry `EVICTIONS` orders the prefixes. In every order only unlocked prefixes are evicted, each
+after all that continue it. Knows no request and no free list: pages that leave the tree are
+returned to the caller.
 """
 
 from __future__ import annotations
 
 import heapq
-import struct
-from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import NamedTuple
 
 from sluice_runtime.scheduler.eviction import Rank, least_recently_used
-
-if TYPE_CHECKING:
-    from sluice_runtime.scheduler.ngram import NGramIndex
-
-TOKEN_BYTES: Final = 4
-
-
-def key_of(token_ids: Sequence[int]) -> bytes:
-    """Token ids as the tree compares them."""
-    return struct.pack(f"{len(token_ids)}i", *token_ids)  # a third of array's time
-
-
-class Tail(NamedTuple):
-    """Tokens [first, last) of a list that only grows, not packed yet."""
-
-    token_ids: Sequence[int]
-    first: int
-    last: int
-
-
-@dataclass(slots=True, eq=False)
-class Node:
-    """Pages that follow the parent's; root and namespaces have no pages."""
-
-    parent: Node | None
-    edge: Hashable
-    """Key among the parent's children: the first page of tokens, or the namespace."""
-    number: int
-    """Number of the node in the order of creation; never reused."""
-    packed: bytes = b""
-    """First of its tokens, as the tree compares them."""
-    tail: Tail | None = None
-    """The rest of its tokens: those of an answer are packed when there is time for it."""
-    page_ids: list[int] = field(default_factory=list)
-    locks: int = 0
-    made: int = 0
-    """Tick at which the node's pages were added."""
-    used: int = 0
-    """Tick of its last lock or unlock."""
-    uses: int = 0
-    """Number of locks that the node has had."""
-    queued: bool = False
-    """Whether the node has an entry among the eviction candidates."""
-    digests: list[bytes] = field(default_factory=list)
-    """Digests for the host tier of its first pages; empty without a tier. There may be more, for
-    pages that the node has lost."""
-    ngrams: tuple[NGramIndex, ...] = ()
-    """Indexes for drafts of the node's tokens; the parts of a node that was split share them."""
-    children: dict[Hashable, Node] = field(default_factory=dict)
-
-    @property
-    def key(self) -> bytes:
-        """All its tokens, as the tree compares them."""
-        if self.tail is not None:
-            self.pack(self.tail.last - self.tail.first)
-        return self.packed
-
-    def pack(self, most: int) -> int:
-        """Packs at most `most` further tokens; returns their number."""
-        if self.tail is None:
-            return 0
-        token_ids, first, last = self.tail
-        end = min(first + most, last)
-        self.packed += key_of(token_ids[first:end])
-        self.tail = Tail(token_ids, end, last) if end < last else None
-        return end - first
-
-    def shorten(self, pages: int, size: int) -> None:
-        """Keeps only the first `pages` pages, of `size` bytes each."""
-        more = pages * size - len(self.packed)
-        if self.tail is not None and more > 0:
-            self.tail = self.tail._replace(last=self.tail.first + more // TOKEN_BYTES)
-        else:
-            self.packed, self.tail = self.packed[: pages * size], None
-        del self.page_ids[pages:]
+from sluice_runtime.scheduler.prefix_node import (
+    TOKEN_BYTES,
+    Node,
+    PrefixPacking,
+    Tail,
+    common_bytes,
+)
 
 
 class Match(NamedTuple):
@@ -153,11 +82,9 @@ class PrefixCache:
     def __init__(
         self, page_size: int, rank: Rank = least_recently_used, new_pages: int = 1 << 30
     ) -> None:
-        """`new_pages`: maximum pages of new nodes that a step packs and hashes."""
+        """`new_pages`: maximum pages that a step packs and hashes, besides those of lookups."""
         self._page_bytes = page_size * TOKEN_BYTES
-        self._new_pages = self._left_pages = new_pages
-        self._new: deque[Node] = deque()
-        """Nodes with tokens that are not packed, or pages that are not hashed; oldest first."""
+        self.packing = PrefixPacking(page_size, new_pages)
         self._rank = rank
         self._order = count()
         self._root = Node(None, None, next(self._order))
@@ -170,13 +97,11 @@ class PrefixCache:
         self.evictable_pages = 0
         self.protected_pages = 0
         """Pages in locked nodes, including flushed paths that are still locked."""
-        self.on_insert: Callable[[Node, int], int] | None = None
-        """Callback for a new node whose tokens are packed: hashes at most a number of pages that
-        are not hashed yet, and returns how many it has hashed."""
         self.on_evict: OnEvict | None = None
 
     def match(self, namespace: Hashable, key: bytes, max_pages: int) -> Match:
-        """The longest prefix of `key`, of at most `max_pages` pages. Changes nothing."""
+        """The longest prefix of `key`, of at most `max_pages` pages. Changes no prefix: it
+        packs tokens that it compares, each once."""
         path, at, begin = self._walk(namespace, key, max_pages)
         width = self._page_bytes
         return Match(namespace, tuple(path), at // width, (at - begin) // width, self._version)
@@ -204,10 +129,11 @@ class PrefixCache:
                 break
             path.append(node)
             begin = at
-            if key.startswith(node.key, at) and at + len(node.key) <= end:
-                at += len(node.key)
+            packed = node.packed_to(end - at)
+            if key.startswith(packed, at) and at + len(packed) <= end:
+                at += len(packed)
             else:
-                at += self._common_bytes(node, key, at, end)
+                at += common_bytes(packed, key, at, end, self._page_bytes)
                 break
         return path, at, begin
 
@@ -223,49 +149,46 @@ class PrefixCache:
         return Lock(node, match.pages, self._epoch)
 
     def extend(
-        self, lock: Lock, key: bytes, page_ids: list[int], tail: Tail | None = None
+        self,
+        lock: Lock,
+        key: bytes,
+        page_ids: list[int],
+        tail: Tail | None = None,
+        digests: Sequence[bytes] = (),
     ) -> list[int]:
         """Adds computed pages at the end of a locked path; the lock then covers them too.
 
         `key`, then `tail`: the tokens of `page_ids`, in whole pages, at least the first page in
-        `key`; the tree takes over the list. Returns the pages that the tree had already for the
-        first tokens, of which the caller's pages are duplicates. After a flush nothing is added,
-        and `lock.pages` stays unchanged.
+        `key`; the tree takes over the list. `digests`: those of `page_ids`, if they are known.
+        Returns the pages that the tree had already for the first tokens, of which the caller's
+        pages are duplicates. Once the step has no budget to compare tokens that are not packed, the
+        lock covers only these; after a flush nothing is added.
         """
         if lock.epoch != self._epoch:
             return []
         width, node, at = self._page_bytes, lock.node, 0
-        if tail is not None and (key[:width] in node.children or self._has_time_for(tail)):
-            key, tail = key + key_of(tail.token_ids[tail.first : tail.last]), None
+        new, end = Node(node, None, next(self._order), key, tail, page_ids), len(page_ids) * width
         canonical: list[int] = []
-        while at < len(key):
-            edge = key[at : at + width]
+        compares = True
+        while at < end and self.packing.pack(new, at + width) == at + width:
+            edge = new.packed[at : at + width]
             child = node.children.get(edge)
             if child is None:
-                child = node.children[edge] = self._node(node, edge)
-                child.packed, child.tail = key[at:], tail
-                child.page_ids = page_ids[at // width :] if at else page_ids
-                child.made = self._tick
-                if tail is not None or self.on_insert is not None:
-                    self._new.append(child)
-                    self._pack()
-                self.evictable_pages += len(child.page_ids)
+                self._attach(new, node, edge, at // width, digests)
+                node, at = new, end
+            elif compares:
+                length = min(len(child.page_ids) * width, end - at)
+                common, compares = self.packing.compare(child, new, at, length)
+                if common < len(child.page_ids) * width:
+                    child = self._split(child, common // width)
+                at += common
+                canonical += child.page_ids
                 node = child
+            else:
                 break
-            if not key.startswith(child.key, at):
-                common = self._common_bytes(child, key, at, len(key))
-                child = self._split(child, common // width)
-            at += len(child.key)
-            canonical += child.page_ids
-            node = child
         self._protect(node, lock.node)
-        lock.node, lock.pages = node, lock.pages + len(page_ids)
+        lock.node, lock.pages = node, lock.pages + at // width
         return canonical
-
-    def begin_step(self) -> None:
-        """Goes on with what earlier steps have left to pack and to hash."""
-        self._left_pages = self._new_pages
-        self._pack()
 
     def grows(self, lock: Lock) -> bool:
         """Whether `extend` would add to the lock's path: not after a flush."""
@@ -333,7 +256,7 @@ class PrefixCache:
             if not node.locks:
                 pages += node.page_ids
         self._root, self._candidates = Node(None, None, next(self._order)), []
-        self._new.clear()
+        self.packing.clear()
         self._epoch += 1
         self._version += 1
         self.evictable_pages = 0
@@ -356,24 +279,17 @@ class PrefixCache:
             node = self._root.children[namespace] = self._node(self._root, namespace)
         return node
 
-    def _has_time_for(self, tail: Tail) -> bool:
-        """Whether the step's budget has room for a tail, which then counts as packed."""
-        pages = (tail.last - tail.first) * TOKEN_BYTES // self._page_bytes
-        fits = pages <= self._left_pages
-        self._left_pages -= pages * fits
-        return fits
-
-    def _pack(self) -> None:
-        """Packs and hashes new nodes, as far as the step's budget goes."""
-        while self._new and self._left_pages > 0:
-            node, hashed = self._new[0], 0
-            packed = node.pack(self._left_pages * self._page_bytes // TOKEN_BYTES)
-            if self.on_insert is not None:
-                hashed = self.on_insert(node, self._left_pages)
-            self._left_pages -= max(packed * TOKEN_BYTES // self._page_bytes, hashed, 1)
-            hashes_more = self.on_insert is not None and len(node.digests) < len(node.page_ids)
-            if node.tail is None and not hashes_more:
-                self._new.popleft()
+    def _attach(
+        self, node: Node, parent: Node, edge: bytes, first: int, digests: Sequence[bytes]
+    ) -> None:
+        """Makes a new node, without its `first` pages, a child of `parent`."""
+        node.parent, node.edge, node.made = parent, edge, self._tick
+        if first:
+            node.packed, node.page_ids = node.packed[len(edge) * first :], node.page_ids[first:]
+        node.digests = list(digests[first:])
+        parent.children[edge] = node
+        self.evictable_pages += len(node.page_ids)
+        self.packing.add(node)
 
     def _protect(self, node: Node, stop: Node) -> None:
         """Locks `node` and its ancestors below `stop`."""
@@ -394,28 +310,17 @@ class PrefixCache:
         assert parent is not None
         self._version += 1
         upper = parent.children[node.edge] = self._node(parent, node.edge)
-        upper.packed, upper.page_ids = node.key[:cut], node.page_ids[:pages]
+        packed = node.packed_to(cut + self._page_bytes)
+        upper.packed, upper.page_ids = packed[:cut], node.page_ids[:pages]
         upper.locks, upper.used = node.locks, node.used
         upper.made, upper.uses = node.made, node.uses
-        node.parent, node.packed, node.page_ids = upper, node.key[cut:], node.page_ids[pages:]
+        node.parent, node.packed, node.page_ids = upper, packed[cut:], node.page_ids[pages:]
         upper.digests, node.digests = node.digests[:pages], node.digests[pages:]
         upper.ngrams = node.ngrams
         node.edge = node.packed[: self._page_bytes]
         upper.children[node.edge] = node
+        self.packing.add_upper(upper, node)
         return upper
-
-    def _common_bytes(self, node: Node, key: bytes, at: int, end: int) -> int:
-        """Length in bytes of the whole pages that node and key[at:end] share; their first page is
-        equal."""
-        width = self._page_bytes
-        shared, most = 1, min(len(node.key), end - at) // width
-        while shared < most:
-            middle = (shared + most + 1) // 2
-            if key.startswith(node.key[shared * width : middle * width], at + shared * width):
-                shared = middle
-            else:
-                most = middle - 1
-        return shared * width
 
     def _queue_or_drop(self, node: Node) -> None:
         """Makes an unlocked leaf an eviction candidate; removes a namespace without prefixes at

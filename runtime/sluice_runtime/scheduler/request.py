@@ -12,7 +12,8 @@ from enum import Enum
 from typing import Final
 
 from sluice_runtime.scheduler.batch import NO_TOKEN, RowAdded, SampledRow
-from sluice_runtime.scheduler.prefix_cache import TOKEN_BYTES, Lock, Tail, key_of
+from sluice_runtime.scheduler.prefix_cache import Lock
+from sluice_runtime.scheduler.prefix_node import TOKEN_BYTES, Tail, key_of
 from sluice_runtime.wire.messages import FinishReason, Generate, Sampling, TokenDelta
 
 Fence = Hashable

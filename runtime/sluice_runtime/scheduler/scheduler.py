@@ -41,7 +41,7 @@ from sluice_runtime.scheduler.prefill_planner import (
     PrefillPlanner,
     StepInFlight,
 )
-from sluice_runtime.scheduler.prefix_cache import key_of
+from sluice_runtime.scheduler.prefix_node import key_of
 from sluice_runtime.scheduler.request import (
     Fence,
     Phase,

@@ -84,8 +84,11 @@ class DraftRoom(NamedTuple):
 Candidate = tuple[float, Request, int, int, float]
 """A draft that a step may have: the probability that it is kept; its request; its position in the
 row, from 1; pages that it opens, 0 or 1; seconds in which the draft model would catch up on the
-row, 0 for all but the first draft of a row."""
-CHANCE: Final = itemgetter(0)
+row, 0 for all but the first draft of a row. A plain tuple, since a step makes thousands."""
+CHANCE: Final = 0
+NUMBER: Final = 2
+OPENS: Final = 3
+"""Places in a `Candidate`: its probability, its position, and the pages that it opens."""
 
 
 @dataclass(slots=True)
@@ -318,7 +321,7 @@ class Speculation:
                 opens = int(place >= held and not place % size)
                 candidates.append((chance, request, number, opens, lag))
                 chance, lag = chance * row.chance, 0.0
-        candidates.sort(key=CHANCE, reverse=True)
+        candidates.sort(key=itemgetter(CHANCE), reverse=True)
         # More candidates than there is room for, since some may open a page or lack too many
         # tokens.
         return candidates[: max(0, 2 * most)]
@@ -345,10 +348,11 @@ class Speculation:
         step.passes = max(passes, probes.passes)
         known, token_seconds, counts = self._time.known, self._time.token_seconds, step.counts
         begun = self._time.seconds(step.tokens, step.passes) - step.tokens * token_seconds
-        plenty = min(room.rows, room.tokens) - step.drafted, room.pages - step.pages
-        if known and len(candidates) <= min(plenty) and not (self._lags or self._target):
-            listed = [candidate for candidate in candidates if candidate[2] <= most]
-            return _paying(step, listed, begun, token_seconds)
+        drafts_left = min(room.rows, room.tokens) - step.drafted
+        fit = len(candidates) <= min(drafts_left, room.pages - step.pages)
+        if known and fit and not (self._lags or self._target):
+            listed = [candidate for candidate in candidates if candidate[NUMBER] <= most]
+            return _with_paying(step, listed, begun, token_seconds)
         for candidate in candidates:
             chance, request, number, _, lag = candidate
             if number > most or number != counts.get(request, 0) + 1:
@@ -396,21 +400,23 @@ class Speculation:
             step.expected += chance
 
 
-def _paying(
+def _with_paying(
     step: StepDrafts, candidates: Sequence[Candidate], begun: float, token_seconds: float
 ) -> StepDrafts:
     """The step with its candidates that pay, where there is room for all of them. Each one that
     pays makes the next one's price higher, so they are the first ones."""
-    chances = [candidate[0] for candidate in candidates]
+    chances = [candidate[CHANCE] for candidate in candidates]
     expected = list(accumulate(chances, initial=step.expected))
 
-    def pays_not(number: int) -> bool:
+    def costs_more(number: int) -> bool:
+        """Whether the candidate after the first `number` lowers the tokens per second."""
         seconds = begun + (step.tokens + number) * token_seconds
         return chances[number] * seconds <= expected[number] * token_seconds
 
-    paying = bisect_left(range(len(candidates)), True, key=pays_not)
+    paying = bisect_left(range(len(candidates)), True, key=costs_more)
     step.counts |= {request: number for _, request, number, _, _ in candidates[:paying]}
     step.tokens, step.drafted = step.tokens + paying, step.drafted + paying
+    step.pages += sum([candidate[OPENS] for candidate in candidates[:paying]])
     step.expected = expected[paying]
     return step
 

@@ -41,7 +41,7 @@ from sluice_runtime.scheduler.batch import (
     RowAdded,
     VerifyRow,
 )
-from sluice_runtime.scheduler.prefix_cache import key_of
+from sluice_runtime.scheduler.prefix_node import key_of
 from sluice_runtime.wire.messages import Sampling
 from torch import Tensor
 

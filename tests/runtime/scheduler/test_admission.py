@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from sluice_runtime.scheduler import admission
 from sluice_runtime.scheduler.admission import (
     AdmitResult,
     PrefillAdder,
@@ -17,7 +18,8 @@ from sluice_runtime.scheduler.admission_bounds import (
     PrefixesInFlight,
 )
 from sluice_runtime.scheduler.pacing import ChunkBudget
-from sluice_runtime.scheduler.prefix_cache import Match, PrefixCache, key_of
+from sluice_runtime.scheduler.prefix_cache import Match, PrefixCache
+from sluice_runtime.scheduler.prefix_node import key_of
 from sluice_runtime.scheduler.request import Request
 from sluice_runtime.scheduler.request_table import reserved_tokens
 from sluice_runtime.wire.messages import Sampling
@@ -190,6 +192,30 @@ def test_a_prefix_that_it_locks_is_no_room_for_an_answer(
     settings = settings_of(page_size=16, chunk_size=512)
     adder = PrefillAdder(settings, headroom(available_pages=available_pages), 1.0)
     assert (adder.add(waiting(80, 40), evictable(4)) is AdmitResult.CONTINUE) == admitted
+
+
+@pytest.fixture
+def few_joined_pages(monkeypatch: pytest.MonkeyPatch) -> PrefillAdder:
+    """A step over ten cached pages at most, for requests that join it."""
+    monkeypatch.setattr(admission, "JOINED_PAGES", 10)
+    settings = settings_of(page_size=16, chunk_size=4096)
+    return PrefillAdder(settings, headroom(), 1.0)
+
+
+def test_one_request_joins_over_a_prefix_of_any_length_and_others_without_one(
+    few_joined_pages: PrefillAdder,
+) -> None:
+    joined = [few_joined_pages.add(waiting(400), cached(pages)) for pages in (20, 0, 1, 0)]
+    refused = AdmitResult.OTHER
+    assert joined == [AdmitResult.CONTINUE, AdmitResult.CONTINUE, refused, AdmitResult.CONTINUE]
+
+
+def test_neither_a_cut_prompt_nor_one_whose_pages_return_takes_pages_of_those_that_join(
+    few_joined_pages: PrefillAdder,
+) -> None:
+    few_joined_pages.make_way(waiting(8, computed=4))
+    few_joined_pages.add_returning(waiting(400), cached(20), 0)
+    assert few_joined_pages.add(waiting(400), cached(20)) is AdmitResult.CONTINUE
 
 
 def test_no_row_is_left() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sluice_runtime.scheduler.batch import NO_TOKEN, FinishedChunk, SampledTokens
 from sluice_runtime.scheduler.kv_allocator import pages_for
-from sluice_runtime.scheduler.prefix_cache import key_of
+from sluice_runtime.scheduler.prefix_node import key_of
 
 from tests.examples import examples
 from tests.runtime.scheduler.building import Bench, request, settings_of

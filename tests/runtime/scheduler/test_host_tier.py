@@ -8,8 +8,9 @@ import pytest
 from sluice_runtime.scheduler import host_tier
 from sluice_runtime.scheduler.batch import Batch
 from sluice_runtime.scheduler.host_index import HostIndex
-from sluice_runtime.scheduler.host_tier import LEAST_WAIT_SECONDS, HostTier
-from sluice_runtime.scheduler.prefix_cache import PrefixCache, key_of
+from sluice_runtime.scheduler.host_tier import LEAST_WAIT_SECONDS, HostTier, TierLoad
+from sluice_runtime.scheduler.prefix_cache import PrefixCache
+from sluice_runtime.scheduler.prefix_node import Tail, key_of
 from sluice_runtime.scheduler.settings import HostPages
 
 from tests.runtime.scheduler.building import Bench, request, settings_of
@@ -61,7 +62,7 @@ def test_pages_are_hashed_a_few_a_step_from_the_beginning_of_their_prefix() -> N
     (lower,) = upper.children.values()
     hashed = [(len(upper.digests), len(lower.digests))]
     for _ in range(3):
-        cache.begin_step()
+        cache.packing.begin_step()
         hashed.append((len(upper.digests), len(lower.digests)))
     assert hashed == [(2, 0), (4, 0), (4, 2), (4, 2)]
     whole = PrefixCache(PAGE)
@@ -69,6 +70,65 @@ def test_pages_are_hashed_a_few_a_step_from_the_beginning_of_their_prefix() -> N
     lock = whole.lock(whole.match("", b"", 0))
     whole.extend(lock, key_of(ids), list(range(6)))
     assert lock.node.digests == upper.digests + lower.digests
+
+
+def test_the_upper_part_of_a_split_prefix_is_hashed_though_the_lower_one_is_evicted() -> None:
+    cache, ids = PrefixCache(PAGE, new_pages=1), list(range(6 * PAGE))
+    settings = settings_of(page_size=PAGE, host_pages=MEMORY)
+    HostTier(settings, cache, lambda: 0.0, lambda *lease: None, lambda fence: None)
+    whole = cache.lock(cache.match("", b"", 0))
+    cache.extend(whole, key_of(ids), list(range(6)))
+    upper = cache.lock(cache.match("", key_of(ids), 4)).node
+    cache.unlock(whole)
+    assert cache.evict(2) == [4, 5]
+    for _ in range(4):
+        cache.packing.begin_step()
+    assert len(upper.digests) == 4
+
+
+def test_a_prefix_that_lost_hashed_pages_has_none_to_hash() -> None:
+    cache, ids = PrefixCache(PAGE), list(range(6 * PAGE))
+    settings = settings_of(page_size=PAGE, host_pages=MEMORY)
+    HostTier(settings, cache, lambda: 0.0, lambda *lease: None, lambda fence: None)
+    lock = cache.lock(cache.match("", b"", 0))
+    cache.extend(lock, key_of(ids), list(range(6)))
+    cache.unlock(lock)
+    cache.evict(2)
+    hash_pages = cache.packing.hash_pages
+    assert hash_pages is not None
+    assert hash_pages(lock.node, 9) == 0
+
+
+def test_pages_that_come_back_are_not_hashed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    b = bench()
+    for name, prompt in enumerate([FIRST, *OTHERS]):
+        ask(b, str(name), prompt)
+    hashed: list[int] = []
+    hash_pages = tier(b)._cache.packing.hash_pages
+
+    def counted(*arguments: Any) -> int:
+        hashed.append(hash_pages(*arguments))
+        return hashed[-1]
+
+    monkeypatch.setattr(tier(b)._cache.packing, "hash_pages", counted)
+    ask(b, "again", FIRST)
+    assert b.cached["again"] == 20
+    assert sum(hashed) == 1, "the page that was not in the tier"
+
+
+def test_pages_that_the_step_cannot_compare_with_an_answer_are_given_back() -> None:
+    """The answer ended while they were loaded, and only its first two pages are packed."""
+    cache, ids = PrefixCache(PAGE, new_pages=1), list(range(4 * PAGE))
+    settings = settings_of(page_size=PAGE, host_pages=MEMORY)
+    host = HostTier(settings, cache, lambda: 0.0, lambda *lease: None, lambda fence: None)
+    pages = [page for name in (b"a", b"b", b"c", b"d") if (page := host.index.add(name, b""))]
+    for page in pages:
+        page.readers += 1
+    answer, lock = (cache.lock(cache.match("", b"", 0)) for _ in range(2))
+    cache.extend(answer, key_of(ids[:PAGE]), [0, 1, 2, 3], Tail(ids, PAGE, len(ids)))
+    load = TierLoad(lock, key_of(ids), pages, [10, 11, 12, 13])
+    host._loaded(load, frozenset())
+    assert (load.lock.pages, load.page_ids) == (2, [10, 11, 12, 13])
 
 
 def test_without_the_tier_it_is_computed_anew() -> None:

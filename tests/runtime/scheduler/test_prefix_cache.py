@@ -8,7 +8,8 @@ import pytest
 from sluice_contract.config.engine import EvictionPolicy
 from sluice_runtime.scheduler.admission_bounds import Locking, Unlocking
 from sluice_runtime.scheduler.eviction import EVICTIONS
-from sluice_runtime.scheduler.prefix_cache import Lock, Match, Node, PrefixCache, Tail, key_of
+from sluice_runtime.scheduler.prefix_cache import Lock, Match, PrefixCache
+from sluice_runtime.scheduler.prefix_node import Node, Tail, key_of
 
 from tests.runtime.scheduler.building import Bench, request, settings_of
 from tests.runtime.scheduler.fake_runner import answer_to
@@ -79,9 +80,9 @@ def test_a_match_is_never_longer_than_allowed(most: int) -> None:
 def test_matching_changes_nothing() -> None:
     tree = Tree()
     tree.put("abcd")
-    before = [(node.key, node.used) for node in tree.nodes()]
+    before = [(node.packed, node.used) for node in tree.nodes()]
     tree.find("abx")
-    assert [(node.key, node.used) for node in tree.nodes()] == before
+    assert [(node.packed, node.used) for node in tree.nodes()] == before
 
 
 def test_namespaces_share_nothing() -> None:
@@ -261,9 +262,9 @@ def test_forgetting_takes_out_what_no_one_else_uses() -> None:
 
 def evicted(tree: Tree) -> str:
     """The letters of the tree's pages, in the order in which they go."""
-    order, left = "", {letter for node in tree.nodes() for letter in letters(node.key)}
+    order, left = "", {letter for node in tree.nodes() for letter in letters(node.packed)}
     while tree.evict(1):
-        rest = {letter for node in tree.nodes() for letter in letters(node.key)}
+        rest = {letter for node in tree.nodes() for letter in letters(node.packed)}
         order, left = order + "".join(left - rest), rest
     return order
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from sluice_runtime.scheduler import preallocation
 from sluice_runtime.scheduler.batch import ForwardMode, Preallocated
 from sluice_runtime.scheduler.request import TRANSITIONS, Phase
 from sluice_runtime.wire.messages import Generate
@@ -176,6 +177,19 @@ def test_tenants_share_the_places_of_requests_that_are_computed_elsewhere() -> N
     bench.scheduler.add_remote(of_tenant("alice", "alice"))
     first = [room.request_id for room in bench.scheduler.next_preallocations(0.0)]
     assert first == ["bob0", "alice", "bob1", "bob2"]
+
+
+def test_prompts_that_are_computed_elsewhere_get_no_more_pages_than_a_step_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """But one prompt gets all its pages."""
+    bench = Bench(settings_of(max_running_requests=8))
+    size = bench.settings.page_size
+    monkeypatch.setattr(preallocation, "JOINED_PAGES", 3)
+    for name, pages in (("a", 2), ("b", 2), ("c", 5), ("d", 1)):
+        bench.scheduler.add_remote(request(name, pages * size, 4))
+    steps = [bench.scheduler.next_preallocations(0.0) for _ in range(4)]
+    assert [[room.request_id for room in step] for step in steps] == [["a"], ["b"], ["c"], ["d"]]
 
 
 def of_tenant(tenant: str, request_id: str) -> Generate:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_runtime.scheduler.prefix_cache import Lock, Node
+from sluice_runtime.scheduler.prefix_cache import Lock
+from sluice_runtime.scheduler.prefix_node import Node
 from sluice_runtime.scheduler.request import Request
 from sluice_runtime.scheduler.retraction import plan_retraction
 from sluice_runtime.wire.messages import Sampling

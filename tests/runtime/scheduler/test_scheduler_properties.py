@@ -15,7 +15,7 @@ from sluice_runtime.scheduler.eviction import EVICTIONS
 from sluice_runtime.scheduler.host_tier import _digest, _last_digest
 from sluice_runtime.scheduler.pacing import LayerSplit
 from sluice_runtime.scheduler.policies import POLICIES
-from sluice_runtime.scheduler.prefix_cache import TOKEN_BYTES
+from sluice_runtime.scheduler.prefix_node import TOKEN_BYTES
 from sluice_runtime.scheduler.settings import HostPages
 
 from tests.examples import examples
@@ -218,10 +218,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def pages_are_hashed_by_all_tokens_up_to_them(self) -> None:
         cache = self.bench.scheduler._kv._cache
         width = self.bench.settings.page_size * TOKEN_BYTES
-        for node in cache.nodes() if cache.on_insert else ():
+        for node in cache.nodes() if cache.packing.hash_pages else ():
             digest = _last_digest(node.parent) if node.digests else b""
             for at, known in enumerate(node.digests[: len(node.page_ids)]):
-                digest = _digest(digest, node.key[at * width : (at + 1) * width])
+                digest = _digest(digest, node.packed[at * width : (at + 1) * width])
                 assert known == digest
 
     @invariant()

@@ -10,18 +10,19 @@ from typing import Any
 
 import pytest
 from msgspec import structs
-from sluice_runtime.scheduler import host_tier, prefix_cache, request_table, retraction
+from sluice_runtime.scheduler import host_tier, prefix_node, request_table, retraction
 from sluice_runtime.scheduler import request as request_module
 from sluice_runtime.scheduler.admission_bounds import JOINED_PAGES
 from sluice_runtime.scheduler.batch import Batch, SampledTokens
 from sluice_runtime.scheduler.kv_allocator import PageAllocator
 from sluice_runtime.scheduler.ngram import NGramIndex
-from sluice_runtime.scheduler.prefix_cache import TOKEN_BYTES, Match
+from sluice_runtime.scheduler.prefix_cache import Match
+from sluice_runtime.scheduler.prefix_node import TOKEN_BYTES
 from sluice_runtime.scheduler.request import Request
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import HostPages, StepTarget
 from sluice_runtime.scheduler.speculation import Speculation
-from sluice_runtime.wire.messages import Grammar, Sampling, TokenLogprob
+from sluice_runtime.wire.messages import Generate, Grammar, Sampling, TokenLogprob
 
 from tests.runtime.scheduler.building import request, settings_of
 
@@ -70,12 +71,11 @@ class Engine:
         self.scheduler.take_adapters({"sql": ""})
         self._work: Counter[str] = Counter()
         self._scores = False
-        self.add = self.scheduler.add
         self._count(monkeypatch, NGramIndex, "extend", lambda indexed: indexed)
         self._count(monkeypatch, Speculation, "_candidates", len)
         self._count(monkeypatch, PageAllocator, "allocate", len)
         self._count(monkeypatch, host_tier, "_digest", lambda digest: 1)
-        for module in (prefix_cache, request_module):
+        for module in (prefix_node, request_module):
             self._count(monkeypatch, module, "key_of", lambda key: len(key) // TOKEN_BYTES)
         self._count(monkeypatch, Match, "page_ids", len)
 
@@ -91,21 +91,28 @@ class Engine:
 
         patch.setattr(owner, name, counted)
 
+    def add(self, message: Generate, *, elsewhere: bool = False) -> None:
+        """Counts what it takes beyond reading the request's own tokens."""
+        (self.scheduler.add_remote if elsewhere else self.scheduler.add)(message)
+        self._work["key_of"] -= len(message.prompt_ids) + len(message.generated_ids)
+
     def step(self, now: float) -> tuple[Batch | None, Counter[str]]:
-        """The next batch, and what it took to make it and to take its results in. Prompts that have
-        their pages arrive at once."""
-        self._work.clear()
+        """The next batch, and what it took to make it and to take its results in, with what was
+        added before it. Prompts that have their pages arrive at once."""
         for room in self.scheduler.next_preallocations(now):
             self.scheduler.resume(room.request_id, (7, None, None), room.cached_tokens, now)
         batch = self.scheduler.next_batch(now)
         if batch is None:
-            return None, self._work.copy()
+            work = self._work.copy()
+            self._work.clear()
+            return None, work
         drawn = [extend.row for extend in batch.extend_rows if extend.samples]
         tokens = (7,) * (len(drawn) + batch.draft_tokens + batch.answering_rows)
         self._scores |= any(added.logprobs >= 0 for added in batch.added_rows)
         scores = (TokenLogprob(7, -1.0, 1, []),) * len(tokens) if self._scores else ()
         self.scheduler.process(batch, SampledTokens(batch.step, tokens, scores), now + 0.01)
         work = self._work.copy()
+        self._work.clear()
         work["decode"] = batch.answering_rows
         if batch.host_copies:
             work["copies"] = len(batch.host_copies.saved) + len(batch.host_copies.loaded)
@@ -127,7 +134,7 @@ def test_many_that_join_over_a_long_cached_prefix_hold_up_no_step(
     for number in range(requests):
         message = request(f"r{number}", [*PREFIX, *range(number, number + TAIL)], 400)
         message = structs.replace(message, **joining.fields)
-        (engine.scheduler.add_remote if joining.elsewhere else engine.add)(message)
+        engine.add(message, elsewhere=joining.elsewhere)
     steps = engine.run(40, 1.0)
     assert sum(len(batch.added_rows) for batch, _ in steps if batch) == requests
     plain = max(work.total() for _, work in steps[-8:])
@@ -201,23 +208,44 @@ def test_an_evicted_prompt_is_hashed_once_and_saved_in_parts(
 
 
 @pytest.mark.parametrize("features", [{}, {"host_pages": HostPages(4096)}], ids=["plain", "host"])
+@pytest.mark.parametrize("apart", [100, 0], ids=["different prompts", "equal prompts"])
 def test_answers_that_end_together_enter_the_tree_at_once_and_are_packed_in_parts(
-    features: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    apart: int, features: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another answer runs on, so there are steps in which to do the rest."""
     engine = Engine(monkeypatch, 15_000, page_size=4, chunk_size=2048, **features)
     engine.add(request("last", 8, 600))
     for number in range(REQUESTS):
-        engine.add(request(f"r{number}", range(100 * number, 100 * number + TAIL), 300))
+        engine.add(request(f"r{number}", range(apart * number, apart * number + TAIL), 300))
     steps = [work for batch, work in engine.run(340, 0.0) if batch]
     step_pages = (2048 + 1024) // 4
     packed = [work["key_of"] for work in steps]
-    assert sum(packed) > REQUESTS * 280
+    different = REQUESTS if apart else 1
+    assert sum(packed) > different * 280
     assert max(packed) <= (step_pages + REQUESTS) * 4, "and the first page of each"
     assert max(work["_digest"] for work in steps) <= step_pages
     if features:
-        assert sum(work["_digest"] for work in steps) >= REQUESTS * ((TAIL + 300) // 4 - 1)
+        assert sum(work["_digest"] for work in steps) >= different * ((TAIL + 300) // 4 - 1)
     engine.add(request("next", [*range(TAIL), *([7] * 290), 1], 2))
     (batch, _), *_ = engine.run(1, 9.0)
     assert batch is not None
     assert batch.cached_tokens >= 300
+
+
+def test_a_lookup_packs_no_more_of_an_answer_than_the_prompt_reaches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Prompts continue answers that have just ended, of which most tokens are not packed yet."""
+    engine = Engine(monkeypatch, 15_000, page_size=4, chunk_size=1024, max_running_requests=128)
+    engine.add(request("last", 8, 600))
+    for number in range(REQUESTS):
+        engine.add(request(f"r{number}", range(100 * number, 100 * number + TAIL), 300))
+    engine.run(302, 0.0)
+    (_, plain), *_ = engine.run(1, 7.0)
+    for number in range(REQUESTS):
+        prompt = [*range(100 * number, 100 * number + TAIL), *([7] * 8), 5]
+        engine.add(request(f"next{number}", prompt, 2))
+    (batch, work), *_ = engine.run(1, 8.0)
+    assert batch is not None
+    assert batch.cached_tokens == REQUESTS * (TAIL + 8)
+    assert work["key_of"] <= plain["key_of"] + REQUESTS * (8 + 4), "and a page to part at"

@@ -13,7 +13,7 @@ from sluice_runtime.engine.sampling.logprobs import (
     score,
 )
 from sluice_runtime.scheduler.batch import Batch, ExtendRow, ForwardMode, RowAdded
-from sluice_runtime.scheduler.prefix_cache import key_of
+from sluice_runtime.scheduler.prefix_node import key_of
 from sluice_runtime.wire.messages import Sampling, TokenLogprob
 
 VOCABULARY = 30

@@ -16,7 +16,7 @@ from sluice_runtime.engine.sampling.masks import forbid
 from sluice_runtime.grammar.masks import Masks
 from sluice_runtime.layers.backend import TORCH
 from sluice_runtime.scheduler.batch import Batch, ExtendRow, ForwardMode, RowAdded
-from sluice_runtime.scheduler.prefix_cache import key_of
+from sluice_runtime.scheduler.prefix_node import key_of
 from sluice_runtime.wire.messages import Sampling
 from torch.utils._python_dispatch import TorchDispatchMode
 

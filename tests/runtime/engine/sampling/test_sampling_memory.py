@@ -15,7 +15,7 @@ from sluice_runtime.engine.sampling.memory import sampling_bytes
 from sluice_runtime.layers.backend import TORCH, Backend
 from sluice_runtime.layers.draw import Draws, draw
 from sluice_runtime.scheduler.batch import Batch, ForwardMode, RowAdded
-from sluice_runtime.scheduler.prefix_cache import key_of
+from sluice_runtime.scheduler.prefix_node import key_of
 from sluice_runtime.wire.messages import Sampling
 from torch.profiler import ProfilerActivity, profile
 

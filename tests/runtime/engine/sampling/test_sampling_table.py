@@ -18,7 +18,7 @@ from sluice_runtime.engine.sampling.draw import SamplingTable, TableSize
 from sluice_runtime.engine.sampling.penalties import DraftsBefore, Penalties
 from sluice_runtime.layers.backend import TORCH, Backend
 from sluice_runtime.scheduler.batch import Batch, ForwardMode, RowAdded
-from sluice_runtime.scheduler.prefix_cache import key_of
+from sluice_runtime.scheduler.prefix_node import key_of
 from sluice_runtime.wire.messages import Sampling
 
 from tests.examples import examples
