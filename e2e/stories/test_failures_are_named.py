@@ -1,4 +1,4 @@
-"""An SRE at night reads the Ready condition and knows which pod it is and why."""
+"""An SRE at night reads the reason of Ready, and in Updated which pod it is and why."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def make(kubectl: Kubectl) -> Iterator[Make]:
 
 def test_a_missing_model_is_named_and_mending_it_is_enough(make: Make) -> None:
     service = make(model={"uri": "file:///models/nowhere", "name": MODEL})
-    condition = service.wait_for_reason("Ready", "ModelLoadFailed")
+    condition = service.wait_for_reason("Updated", "ModelLoadFailed")
     assert f"{service.name}-mixed-" in condition["message"], "the pod is not named"
     assert "/models/nowhere" in condition["message"]
     make()
@@ -42,7 +42,7 @@ def test_a_missing_model_is_named_and_mending_it_is_enough(make: Make) -> None:
 
 def test_a_claim_that_is_not_there(make: Make) -> None:
     service = make(model={"uri": "pvc://nowhere/chat", "name": MODEL})
-    condition = service.wait_for_reason("Ready", "Unschedulable")
+    condition = service.wait_for_reason("Updated", "Unschedulable")
     assert 'persistentvolumeclaim "nowhere" not found' in condition["message"]
 
 
@@ -51,7 +51,7 @@ def test_a_folder_of_a_claim_without_a_model(
 ) -> None:
     with claimed_volume(kubectl, "empty", installed_images["SLUICE_FETCH_IMAGE"]):
         service = make(model={"uri": "pvc://empty/chat/v1", "name": MODEL})
-        condition = service.wait_for_reason("Ready", "ModelLoadFailed")
+        condition = service.wait_for_reason("Updated", "ModelLoadFailed")
         assert "/mnt/model/chat/v1" in condition["message"]
         make()
         service.wait_for("Updated", "True")
@@ -59,7 +59,7 @@ def test_a_folder_of_a_claim_without_a_model(
 
 def test_an_image_that_cannot_be_pulled(make: Make) -> None:
     service = make(engine={"image": "localhost/no-such-image:1"})
-    path = service.wait_for_reason("Ready", "ImagePullBackOff")
+    path = service.wait_for_reason("Updated", "ImagePullBackOff")
     assert "localhost/no-such-image:1" in path["message"]
 
 
@@ -67,13 +67,13 @@ def test_more_memory_than_any_node_has(make: Make) -> None:
     huge = {"memory": "900Gi"}
     resources = {"requests": huge, "limits": huge}
     service = make(resources=resources)
-    condition = service.wait_for_reason("Ready", "Unschedulable")
+    condition = service.wait_for_reason("Updated", "Unschedulable")
     assert "memory" in condition["message"]
 
 
 def test_what_is_not_implemented_is_refused_by_name(make: Make) -> None:
     service = make(engine={"tensorParallelSize": 2})
-    condition = service.wait_for_reason("Ready", "NotImplemented")
+    condition = service.wait_for_reason("Updated", "NotImplemented")
     assert "tensorParallelSize" in condition["message"]
     assert service.children() == []
 

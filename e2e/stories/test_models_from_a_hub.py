@@ -158,7 +158,7 @@ def test_two_engines_of_a_bucket_s_model_share_one_download(
     """The service first lacks credentials, and its condition says so."""
     bucket = model(uri="s3://models/sluice/tiny", cache={"claim": claim})
     service = make(disaggregated_service("bucket-pair", 1, 1, model=bucket))
-    condition = service.wait_for_reason("Ready", "AccessDenied")
+    condition = service.wait_for_reason("Updated", "AccessDenied")
     assert "credentials" in condition["message"]
     variables = {"env": "AWS_ACCESS_KEY_ID=reader\nAWS_SECRET_ACCESS_KEY=s3cret\n"}
     with secret(kubectl, "bucket-pair", variables):
@@ -197,7 +197,7 @@ def test_a_wrong_repository_is_named_at_once_and_correcting_it_is_enough(
     cluster: Cluster, kubectl: Kubectl, hub: Hub, make: Callable[[dict[str, Any]], Service]
 ) -> None:
     service = make(chat_service("hub-wrong", model=model(uri="hf://sluice/nothing")))
-    condition = service.wait_for_reason("Ready", "RepositoryNotFound")
+    condition = service.wait_for_reason("Updated", "RepositoryNotFound")
     assert "sluice/nothing" in condition["message"]
     stalled = service.condition("Stalled")
     assert stalled["status"] == "True"
@@ -216,7 +216,7 @@ def test_a_gated_repository_is_named_and_its_token_is_seen_by_nobody_else(
 ) -> None:
     hub.set(token=TOKEN)
     service = make(chat_service("hub-gated", model=model()))
-    condition = service.wait_for_reason("Ready", "AccessDenied")
+    condition = service.wait_for_reason("Updated", "AccessDenied")
     assert REPOSITORY in condition["message"]
     assert tried_once(kubectl, service)
     with secret(kubectl, "hub-gated", {"token": TOKEN}):

@@ -92,7 +92,7 @@ def test_an_image_without_a_model_is_named_and_does_not_start_over_and_over(
     kubectl: Kubectl, service: Service, image: str, installed_images: dict[str, str]
 ) -> None:
     serve(service, installed_images["SLUICE_ROUTER_IMAGE"])
-    condition = service.wait_for_reason("Ready", "NotAModel")
+    condition = service.wait_for_reason("Updated", "NotAModel")
     assert "no config.json in /models" in condition["message"]
     assert service.condition("Stalled")["status"] == "True"
 
