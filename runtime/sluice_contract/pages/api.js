@@ -1,5 +1,7 @@
 "use strict";
 const at = (id) => document.getElementById(id);
+// A service may be below a path: the key and each request go to this service alone.
+const base = `${location.origin}${location.pathname.replace(/docs\/?$/, "")}`;
 let key = "", schemas = {};
 
 function element(name, words = "", className = "") {
@@ -68,7 +70,7 @@ function routeOf(path, method, operation) {
 }
 
 async function show() {
-  const response = await fetch("/openapi.json", { headers: key ? { Authorization: `Bearer ${key}` } : {} });
+  const response = await fetch(`${base}openapi.json`, { headers: key ? { Authorization: `Bearer ${key}` } : {} });
   at("key-form").hidden = response.status !== 401;
   if (!response.ok) {
     let words = `${response.status} ${response.statusText}`;
@@ -91,5 +93,6 @@ at("key-form").addEventListener("submit", (event) => {
   key = at("key").value.trim();
   tell();
 });
+for (const link of document.querySelectorAll("a")) link.href = base + link.getAttribute("href");
 const tell = () => show().catch((error) => { at("state").textContent = error.message; });
 tell();

@@ -1,6 +1,8 @@
 "use strict";
 const at = (id) => document.getElementById(id);
 const state = at("state"), talk = at("talk"), text = at("text"), model = at("model");
+// A service may be below a path: the key and each request go to this service alone.
+const base = `${location.origin}${location.pathname.replace(/\/?$/, "/")}`;
 const conversation = [];
 let key = "", reading = null;
 
@@ -20,14 +22,14 @@ async function refusal(response) {
     words = (await response.json()).error.message;
   } catch { /* An answer of something in between. */ }
   const seconds = response.headers.get("Retry-After");
-  return seconds ? `${words} (come again in ${seconds} s)` : words;
+  return seconds ? `${words} (retry in ${seconds} s)` : words;
 }
 
 async function findModels() {
   say("Asking for the models…");
   let response;
   try {
-    response = await fetch("/v1/models", { headers: headers() });
+    response = await fetch(`${base}v1/models`, { headers: headers() });
   } catch {
     return say("The service cannot be reached.", true);
   }
@@ -36,12 +38,18 @@ async function findModels() {
     say(key ? "The service does not know this API key." : "Enter an API key and press Enter.", Boolean(key));
     return at("key").focus();
   }
-  if (!response.ok) return say(await refusal(response), true);
+  if (!response.ok) {
+    say(await refusal(response), true);
+    const seconds = Number(response.headers.get("Retry-After"));
+    if (seconds > 0) setTimeout(findModels, 1000 * seconds);
+    return;
+  }
   const names = (await response.json()).data.map((found) => found.id);
   model.replaceChildren(...names.map((name) => new Option(name)));
   at("model-row").hidden = names.length === 0;
-  document.title = `${names[0]} – Sluice`;
   text.disabled = at("send").disabled = names.length === 0;
+  if (names.length === 0) return say("The service has no models.", true);
+  document.title = `${names[0]} – Sluice`;
   say("");
   showCurl();
   text.focus();
@@ -51,11 +59,11 @@ function showCurl() {
   const last = conversation.findLast((message) => message.role === "user");
   const messages = [{ role: "user", content: last ? last.content : "What is Kubernetes?" }];
   const body = JSON.stringify({ model: model.value, messages, stream: true }).replaceAll("'", "'\\''");
-  const lines = [`curl -N ${location.origin}/v1/chat/completions`, "-H 'Content-Type: application/json'"];
+  const lines = [`curl -N ${base}v1/chat/completions`, "-H 'Content-Type: application/json'"];
   if (key) lines.push('-H "Authorization: Bearer $API_KEY"');
   lines.push(`-d '${body}'`);
   at("curl").textContent = lines.join(" \\\n  ");
-  at("base").textContent = `${location.origin}/v1`;
+  at("base").textContent = `${base}v1`;
 }
 
 function bubble(role, words = "") {
@@ -98,7 +106,7 @@ async function ask(question) {
   reading = new AbortController();
   busy(true);
   try {
-    const response = await fetch("/v1/chat/completions", {
+    const response = await fetch(`${base}v1/chat/completions`, {
       method: "POST", headers: headers(), signal: reading.signal,
       body: JSON.stringify({
         model: model.value, messages: conversation, stream: true, stream_options: { include_usage: true },
@@ -166,4 +174,5 @@ at("key-form").addEventListener("submit", (event) => {
   findModels();
 });
 model.addEventListener("change", showCurl);
+for (const link of document.querySelectorAll("a")) link.href = base + link.getAttribute("href");
 findModels();

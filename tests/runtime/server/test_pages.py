@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 import pytest_asyncio
+from aiohttp import web
 from playwright.async_api import Browser, Page, async_playwright, expect
 from sluice_contract.config.router import Auth
 from sluice_contract.pages import PAGES
@@ -22,6 +23,7 @@ from tests.runtime.server.conftest import MODEL, Server, until
 from tests.runtime.server.fake_engine import ADAPTER
 
 pytestmark = [pytest.mark.process, pytest.mark.asyncio(loop_scope="module")]
+KEPT_HEADERS = {"content-type", "content-security-policy"}
 expect.set_options(timeout=PATIENCE_SECONDS * 1000)
 
 
@@ -141,6 +143,53 @@ async def test_a_key_opens_the_service(server: Server, browser: Browser, tmp_pat
         await expect(page.locator(".answer")).to_contain_text("hello")
         assert "secret-key" not in await page.inner_text("body")
         assert "$API_KEY" in (await page.locator("#curl").text_content() or "")
+
+
+@pytest.mark.parametrize("entered", ["/models/chat", "/models/chat/", "/models/chat/docs"])
+async def test_a_service_below_a_path_is_asked_there(
+    server: Server, browser: Browser, entered: str
+) -> None:
+    """As an HTTPRoute with a path has it: who has `/` of the same host gets nothing, above all no
+    key."""
+    async with below_a_path(server.url, "/models/chat") as front:
+        async with opened(browser, front + entered) as seen:
+            if entered.endswith("docs"):
+                await expect(seen.page.locator(".route").first).to_be_visible()
+                await seen.page.get_by_text("Chat", exact=True).click()
+            await ask(seen.page, "hello")
+            await expect(seen.page.locator(".answer")).to_contain_text("hello")
+            await expect(seen.page.locator("#curl")).to_contain_text(f"{front}/models/chat/v1/")
+            await seen.page.get_by_text("Routes").click()
+            await expect(seen.page.locator(".route").first).to_be_visible()
+            outside = [url for url in seen.requests if not url.startswith(f"{front}/models/chat")]
+        assert outside == []
+
+
+@asynccontextmanager
+async def below_a_path(target: str, path: str) -> AsyncIterator[str]:
+    """Address of a server that passes what is below `path` on, without it, and refuses all else."""
+
+    async def pass_on(request: web.Request) -> web.Response:
+        rest = request.path.removeprefix(path)
+        async with httpx.AsyncClient(base_url=target, timeout=PATIENCE_SECONDS) as client:
+            body = await request.read()
+            headers = {"Content-Type": request.headers.get("Content-Type", "")}
+            answer = await client.request(
+                request.method, rest or "/", content=body, headers=headers
+            )
+        kept = {name: answer.headers[name] for name in answer.headers if name in KEPT_HEADERS}
+        return web.Response(status=answer.status_code, body=answer.content, headers=kept)
+
+    app = web.Application()
+    app.router.add_route("*", path + "{rest:(/.*)?}", pass_on)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
 
 
 async def test_pages_and_version_come_from_engine_and_router(server: Server) -> None:
