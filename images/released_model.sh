@@ -14,7 +14,7 @@ for listed in converter released; do
     uv pip install --quiet --python /opt/venv/bin/python --target /opt/converter --no-deps \
         --require-hashes --requirement /opt/build/$listed.txt 2>/tmp/said || {
         cat /tmp/said
-        ! grep -qiE "dns|connect|timed out|request failed|error sending request" /tmp/said ||
+        ! grep -qiE "dns|connect|timed out|error sending request|not found in the package registry" /tmp/said ||
             echo "the package index does not answer"
         exit 1
     }

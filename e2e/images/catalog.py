@@ -107,8 +107,9 @@ def labels(image: Image, root: Path = ROOT) -> dict[str, str]:
 
 
 def _commit(root: Path) -> str:
-    """The commit that is checked out; "" in a tree without git."""
+    """The commit that is checked out; "" in a tree that has changes, or no git."""
     try:
+        run(["git", "-C", root, "diff", "--quiet", "HEAD"])
         return run(["git", "-C", root, "rev-parse", "HEAD"]).strip()
     except (ClusterError, OSError):
         return ""
