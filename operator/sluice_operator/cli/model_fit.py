@@ -151,8 +151,8 @@ class _Fit:
 
     @property
     def counts(self) -> list[int]:
-        """Numbers of GPUs among which the key heads can be divided."""
-        heads = self.sizes.facts.kv_heads or 1
+        """Numbers of GPUs that divide the key heads; none where the key heads are unknown."""
+        heads = self.sizes.facts.kv_heads or 0
         return [count for count in range(1, min(heads, MAX_COUNT) + 1) if not heads % count]
 
     def least_count(self, tokens: int) -> int | None:
@@ -182,9 +182,10 @@ def _finding(fit: _Fit, spec: InferenceServiceSpec) -> Finding | None:
     name, section = fit.sizes.name, spec.pool(fit.pool.role).accelerator_section
     source = f". Sizes are {fit.sizes.assumed}" if fit.sizes.assumed else ""
     count, field = max(1, fit.accelerator.count), f"{section}.accelerator.count"
-    if not fit.accelerator.is_cpu and count not in fit.counts:
+    heads = fit.sizes.facts.kv_heads
+    if heads and not fit.accelerator.is_cpu and count not in fit.counts:
         allowed = ", ".join(map(str, fit.counts))
-        text = f"{count} GPUs cannot divide the {fit.sizes.facts.kv_heads} key heads of {name}"
+        text = f"{count} GPUs cannot divide the {heads} key heads of {name}"
         return Finding(field, f"{text}; allowed: {allowed}{source}")
     share = fit.share
     if share is None or "kv_pool_tokens" in fit.pool.settings or share.tokens >= fit.least_pool:

@@ -89,6 +89,16 @@ def test_the_resolved_model_and_a_given_config_come_before_the_table(
     assert explain(words, asked) == 0, "the simulator says what is wrong with it"
 
 
+def test_key_heads_that_are_unknown_refuse_no_number_of_gpus(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    resolved = {key: value for key, value in RESOLVED.items() if key != "kvHeads"}
+    status = {"model": {"uri": "hf://org/thing-7b", "revision": "main", **resolved}}
+    asks = service("hf://org/thing-7b", 2) | {"status": status}
+    assert main(["plan", "-f", spec_file(tmp_path, asks)]) == 0
+    assert "key heads" not in "".join(capsys.readouterr())
+
+
 def test_a_limit_of_memory_is_too_small_on_cpus(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
