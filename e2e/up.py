@@ -202,12 +202,21 @@ def engines(service: Manifest) -> tuple[int, int]:
 
 
 def _table(conditions: Conditions) -> str:
-    """One line for each cause: several conditions may have the same reason and message."""
+    """One line for each cause: several conditions may have the same reason and message, or name
+    the condition that has it."""
     names: dict[str, list[str]] = {}
     for name, found in conditions.items():
-        text = f"{found.get('reason', '')}: {found.get('message', '')}"
+        text = f"{found.get('reason', '')}: {_message(found, conditions)}"
         names.setdefault(text, []).append(f"{name}={found['status']}")
     return "\n".join(f"  {', '.join(types)}  {text}" for text, types in names.items())
+
+
+def _message(condition: Mapping[str, str], conditions: Conditions) -> str:
+    """A condition's message, or that of the condition which it names."""
+    message = condition.get("message", "")
+    named = message.removeprefix("See ").removesuffix(".")
+    is_reference = message == f"See {named}." and named in conditions
+    return conditions[named].get("message", "") if is_reference else message
 
 
 def print_next_steps(cluster: Cluster, model: str) -> None:

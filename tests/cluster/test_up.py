@@ -14,6 +14,7 @@ from e2e.up import (
     NO_INDEX,
     SMALL_MODEL,
     ask_sample,
+    await_sample,
     engines,
     is_final,
     is_stuck,
@@ -45,6 +46,30 @@ def test_only_a_refusal_is_final() -> None:
     assert is_final(_conditions("NotImplemented", stalled="True"))
     assert not is_final(_conditions("NotImplemented"))
     assert not is_final(_conditions("ModelLoadFailed", stalled="True"))
+
+
+def test_a_service_that_does_not_come_up_has_one_line_for_each_cause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refusal = {"status": "False", "reason": "InvalidSpec"}
+    conditions = [
+        {"type": "Ready", "message": "See Updated.", **refusal},
+        {"type": "Updated", "message": "no such mode.", **refusal},
+        {"type": "Stalled", "message": "no such mode.", **refusal, "status": "True"},
+        {"type": "ModelAvailable", "status": "Unknown", "reason": "New", "message": "See none."},
+    ]
+    service = {
+        "metadata": {"generation": 1},
+        "status": {"observedGeneration": 1, "conditions": conditions},
+    }
+    monkeypatch.setattr("e2e.up._is_updated", lambda kubectl: False)
+    monkeypatch.setattr("e2e.up._service", lambda kubectl: service)
+    with pytest.raises(ClusterError) as raised:
+        await_sample(None)  # type: ignore[arg-type]
+    assert str(raised.value).splitlines()[1:] == [
+        "  Ready=False, Updated=False, Stalled=True  InvalidSpec: no such mode.",
+        "  ModelAvailable=Unknown  New: See none.",
+    ]
 
 
 def test_what_is_ready_of_all_pools_is_counted_without_a_surplus() -> None:

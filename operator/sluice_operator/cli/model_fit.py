@@ -20,7 +20,7 @@ from sluice_contract.config.sizing import Source, Value, resolve_settings, resol
 
 from sluice_operator.api.engine import ModelSpec
 from sluice_operator.api.findings import Finding
-from sluice_operator.api.model_uri import scheme_of
+from sluice_operator.api.model_uri import HUB, scheme_of
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.api.status import ModelStatus
 from sluice_operator.cli.kv_capacity import (
@@ -46,6 +46,8 @@ class ModelSizes:
     facts: ModelFacts
     assumed: str = ""
     """What the sizes are assumed from, for a person; empty: nothing is assumed."""
+    is_certain: bool = True
+    """Whether a model that does not fit by these sizes is an error, not only advice."""
 
 
 def model_sizes(
@@ -57,14 +59,15 @@ def model_sizes(
         return ModelSizes(name, resolved)
     if config_text is not None:
         return _from_config(name, config_text)
-    if scheme_of(model.uri) == "dummy":
+    if (scheme := scheme_of(model.uri)) == "dummy":
         return None
-    known = published_model((model.uri, model.served_name))
+    by_uri = published_model((model.uri,))
+    known = by_uri or published_model((model.served_name,))
     if known is None:
         return None
-    return ModelSizes(
-        known.name, known.facts, f"assumed from the published config of {known.repository}"
-    )
+    assumed = f"assumed from the published config of {known.repository}"
+    is_certain = scheme == HUB and by_uri is not None
+    return ModelSizes(known.name, known.facts, assumed, is_certain)
 
 
 def _from_config(name: str, text: str) -> ModelSizes | None:
@@ -90,18 +93,20 @@ def fit_findings(
     spec: InferenceServiceSpec, sizes: ModelSizes | None, pools: tuple[PlannedPool, ...]
 ) -> tuple[Finding, ...]:
     """A finding for each pool whose engines cannot hold the model or divide it; none where sizes or
-    memory are unknown."""
-    if sizes is None:
+    memory are unknown, or sizes are those of a name outside the hub."""
+    if sizes is None or not sizes.is_certain:
         return ()
     found = (_finding(_Fit(sizes, pool), spec) for pool in pools)
     return tuple(dict.fromkeys(finding for finding in found if finding is not None))
 
 
-def context_advice(
+def fit_advice(
     spec: InferenceServiceSpec, sizes: ModelSizes | None, pool: PlannedPool
 ) -> str | None:
-    """Advice where an engine's KV pool holds less than one context; None where it holds one, or
-    that is unknown."""
+    """Advice where an engine's KV pool holds less than one context, or a model that a name alone
+    tells of would not fit; None where it holds one, or that is unknown."""
+    if sizes is not None and not sizes.is_certain and (misfit := _finding(_Fit(sizes, pool), spec)):
+        return str(misfit)
     capacity = engine_kv_capacity(sizes.facts if sizes else None, pool)
     context = _context_tokens(sizes, pool) if sizes else None
     if sizes is None or context is None or capacity.tokens is None or capacity.tokens >= context:
@@ -151,8 +156,8 @@ class _Fit:
 
     @property
     def counts(self) -> list[int]:
-        """Numbers of GPUs among which the key heads can be divided."""
-        heads = self.sizes.facts.kv_heads or 1
+        """Numbers of GPUs that divide the key heads; none where the key heads are unknown."""
+        heads = self.sizes.facts.kv_heads or 0
         return [count for count in range(1, min(heads, MAX_COUNT) + 1) if not heads % count]
 
     def least_count(self, tokens: int) -> int | None:
@@ -182,9 +187,10 @@ def _finding(fit: _Fit, spec: InferenceServiceSpec) -> Finding | None:
     name, section = fit.sizes.name, spec.pool(fit.pool.role).accelerator_section
     source = f". Sizes are {fit.sizes.assumed}" if fit.sizes.assumed else ""
     count, field = max(1, fit.accelerator.count), f"{section}.accelerator.count"
-    if not fit.accelerator.is_cpu and count not in fit.counts:
+    heads = fit.sizes.facts.kv_heads
+    if heads and not fit.accelerator.is_cpu and count not in fit.counts:
         allowed = ", ".join(map(str, fit.counts))
-        text = f"{count} GPUs cannot divide the {fit.sizes.facts.kv_heads} key heads of {name}"
+        text = f"{count} GPUs cannot divide the {heads} key heads of {name}"
         return Finding(field, f"{text}; allowed: {allowed}{source}")
     share = fit.share
     if share is None or "kv_pool_tokens" in fit.pool.settings or share.tokens >= fit.least_pool:

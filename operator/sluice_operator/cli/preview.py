@@ -30,7 +30,7 @@ from sluice_operator.api.validate import ServiceDocument, parse_service
 from sluice_operator.cli.kv_capacity import capacity_json, capacity_lines, running_lines
 from sluice_operator.cli.model_fit import (
     ModelSizes,
-    context_advice,
+    fit_advice,
     fit_findings,
     gated_lines,
     model_sizes,
@@ -279,7 +279,7 @@ def _lines(shown: Preview) -> Iterator[str]:
             yield "  pool from the memory of its whole node, as if it were alone there."
         yield from _features(plan.spec, pool.role)
         yield from capacity_lines(plan.spec, shown.facts, pool)
-        if advice := context_advice(plan.spec, shown.sizes, pool):
+        if advice := fit_advice(plan.spec, shown.sizes, pool):
             yield from wrap(advice, 98, initial_indent="  ", subsequent_indent="    ")
         yield from running_lines(shown.facts, pool)
         yield from table(_rows(settings_status(pool.settings)))

@@ -48,18 +48,24 @@ def _said_once(checks: Mapping[str, Check]) -> dict[str, Check]:
     that go by kstatus show these."""
     said = dict(checks)
     for kind, check in checks.items():
-        if kind in (UPDATED, *ABNORMAL):
+        if kind in (UPDATED, *ABNORMAL) or not check.message:
             continue
-        words = _finding(check.message)
         speakers = [name for name in (UPDATED, STALLED) if name in checks]
-        if told := [name for name in speakers if words in checks[name].message]:
+        if told := [name for name in speakers if _is_same(check.message, checks[name].message)]:
             said[kind] = replace(check, message=f"See {told[0]}.")
     return said
 
 
-def _finding(message: str) -> str:
-    """A message without the pool in front of it, and without its full stop."""
-    return _POOL.sub("", message).removesuffix(".")
+def _is_same(message: str, other: str) -> bool:
+    """Whether two messages have the same words, and not about two pools."""
+    (pool, words), (other_pool, other_words) = _finding(message), _finding(other)
+    return words == other_words and (pool == other_pool or not (pool and other_pool))
+
+
+def _finding(message: str) -> tuple[str, str]:
+    """The pool in front of a message, else empty, and the words without their full stop."""
+    pool = prefix[0] if (prefix := _POOL.match(message)) else ""
+    return pool, message[len(pool) :].removesuffix(".")
 
 
 def _transition(before: Mapping[str, Any] | None, check: Check, now: datetime) -> str:

@@ -12,7 +12,6 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from sluice_operator.api.conditions import Check
-from sluice_operator.api.environment import ADAPTERS_VOLUME, HUB_CA_VOLUME
 from sluice_operator.conditions import reasons
 from sluice_operator.conditions.pods import (
     IMAGE_REASONS,
@@ -27,25 +26,13 @@ from sluice_operator.conditions.pods import (
     pod_condition,
 )
 from sluice_operator.kube.kinds import Manifest
-from sluice_operator.manifests.handover import HANDOVER
-from sluice_operator.manifests.pods import CONFIG_VOLUME
 
 GATED_SECONDS: Final = 3600
 """Patience with a pod that waits for its scheduling gates: queues are long."""
 LEAVING_SECONDS: Final = 60
 """Patience with a pod that is still there when its grace period has ended."""
-MOUNT_SECONDS: Final = 60
-"""Patience with a pod whose volumes kubelet has not mounted."""
-MOUNT_AGAIN: Final = "two minutes"
-"""Longest time until kubelet tries again to mount a volume."""
-MADE_VOLUMES: Final = frozenset({CONFIG_VOLUME, HANDOVER, ADAPTERS_VOLUME, HUB_CA_VOLUME})
-"""Volumes whose objects the operator makes."""
-SOURCES: Final = {
-    "secret": ("Secret", "secretName"),
-    "configMap": ("ConfigMap", "name"),
-    "persistentVolumeClaim": ("PersistentVolumeClaim", "claimName"),
-}
-"""Source of a volume → its kind, and the key of its name."""
+MOUNT_SECONDS: Final = 300
+"""Patience with a pod whose volumes kubelet has not mounted: attaching a disk takes minutes."""
 MAX_SHOWN: Final = 4
 """Pods that a message names."""
 REMEDIES: Final = {
@@ -72,17 +59,13 @@ def late_pod(pods: Iterable[Manifest], bound_seconds: int, now: datetime) -> Man
 
 
 def unmounted(pods: Iterable[Manifest], now: datetime) -> str:
-    """The first pod by name whose volumes are not mounted in time, what they are made of, and when
-    it starts; empty where there is none. Kubelet reports the cause in events alone."""
+    """The first pod by name whose volumes or network are not there in time, and where the cause is
+    shown; empty where there is none. Kubelet reports the cause in events alone."""
     late = [pod for pod in pods if (end := _mounts_until(pod)) is not None and end <= now]
-    pod = min(late, key=lambda item: str(item["metadata"]["name"]), default=None)
-    if pod is None:
-        return ""
-    names = ", ".join(_objects_of(pod)) or "its network"
-    return (
-        f"pod {pod['metadata']['name']} waits for {names}: it starts within {MOUNT_AGAIN} after "
-        "that is there"
-    )
+    name = min((str(pod["metadata"]["name"]) for pod in late), default="")
+    look = f"`kubectl describe pod {name}`"
+    text = f"the volumes of pod {name} are not mounted, or its network is not there: {look}"
+    return text if name else ""
 
 
 def not_leaving(pods: Iterable[Manifest], now: datetime) -> str:
@@ -131,25 +114,12 @@ def _unready_since(pod: Manifest) -> str:
 
 
 def _mounts_until(pod: Manifest) -> datetime | None:
-    """When the volumes of a pod with a node should be mounted; None once they are."""
+    """When the volumes and network of a pod with a node should be there; None once they are."""
     starts = pod_condition(pod, "PodReadyToStartContainers")
     since = starts.get("lastTransitionTime")
     if starts.get("status") != "False" or not since or is_draining(pod) or is_finished(pod):
         return None
     return _time(since) + timedelta(seconds=MOUNT_SECONDS)
-
-
-def _objects_of(pod: Manifest) -> Iterator[str]:
-    """The objects of a pod's volumes that others make, as kind and name."""
-    for volume in (pod.get("spec") or {}).get("volumes") or ():
-        for source, (kind, key) in SOURCES.items():
-            content = volume.get(source) or {}
-            if (
-                key in content
-                and not content.get("optional")
-                and volume["name"] not in MADE_VOLUMES
-            ):
-                yield f"{kind} {content[key]}"
 
 
 def _leaves_until(pod: Manifest) -> datetime | None:

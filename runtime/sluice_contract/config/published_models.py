@@ -47,13 +47,28 @@ class PublishedModel:
         )
 
 
+_OTHER_MODEL: Final = re.compile(
+    r"(?<![a-z0-9])(draft|eagle\d*|gradient|lora|medusa|mtp|speculators?)(?![a-z0-9])"
+)
+"""Words that make another model of the one whose name they stand beside."""
+_OTHER_CONTEXT: Final = re.compile(r"(?<![a-z0-9.])\d+[km](?![a-z0-9])")
+"""Context length that a fine-tuned model was extended to, behind its name."""
+
+
 def published_model(names: Iterable[str]) -> PublishedModel | None:
-    """The published model that one of the names contains; None: no row of the table has it."""
+    """The published model whose name begins at a word of one of the names' last segment; None: no
+    row of the table has it, or other words make another model of it."""
     for name in names:
-        plain = re.sub(r"[^a-z0-9.]", "", name.casefold())
+        segment = name.casefold().rstrip("/").rpartition("/")[2]
+        places = [at for at, letter in enumerate(segment) if re.match(r"[a-z0-9.]", letter)]
+        plain = "".join(segment[at] for at in places)
         for model in PUBLISHED:
-            if model.pattern.search(plain):
-                return model
+            for match in model.pattern.finditer(plain):
+                first, last = places[match.start()], places[match.end() - 1]
+                if segment[:first][-1:].isalnum() or _OTHER_MODEL.search(segment):
+                    continue
+                if not _OTHER_CONTEXT.search(segment, last + 1):
+                    return model
     return None
 
 

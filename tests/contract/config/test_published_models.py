@@ -55,6 +55,13 @@ def test_parameters_are_those_of_the_model_card(name: str, billions: float) -> N
         (["Qwen/Qwen2.5-VL-7B-Instruct"], None),
         (["google/gemma-3n-4b"], None),
         (["mistral-7b"], None),
+        (["hf://acme/delphi4"], None),
+        (["hf://phi-4/tiny-300m"], None),
+        (["hf://RedHatAI/Qwen3-8B-speculator.eagle3"], None),
+        (["hf://yuhuili/EAGLE-Qwen3-8B"], None),
+        (["hf://gradientai/Llama-3-8B-Instruct-Gradient-1048k"], None),
+        (["hf://Qwen/Qwen2.5-7B-Instruct-1M"], None),
+        (["hf://acme/SmolLM2-135M-tuned/"], "SmolLM2-135M-Instruct"),
     ],
 )
 def test_a_model_is_found_by_family_and_size(names: list[str], found: str | None) -> None:

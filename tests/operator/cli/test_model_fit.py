@@ -45,7 +45,7 @@ MISFITS = [
         "allowed: count 8",
     ),  # 4 keep more memory back
     (service("hf://Qwen/Qwen3-235B-A22B", 4), "; allowed: GPUs that leave 110 GiB each, or"),
-    (service("pvc://models/qwen3-8b", 3), "3 GPUs cannot divide the 8 key heads of Qwen3-8B; all"),
+    (service("hf://acme/qwen3-8b", 3), "3 GPUs cannot divide the 8 key heads of Qwen3-8B; all"),
     (service("hf://zai-org/GLM-4-9B-0414", 4), "allowed: 1, 2"),
 ]
 
@@ -68,6 +68,24 @@ def test_a_model_that_does_not_fit_is_an_error_of_plan_and_explain(
     assert main(["render", "-f", file]) == 0, "the operator refuses nothing by assumed sizes"
 
 
+@pytest.mark.parametrize(
+    ("asks", "says"),
+    [
+        (service("pvc://models/qwen3-8b", 3), "3 GPUs cannot divide the 8 key heads of Qwen3-8B"),
+        (service("pvc://models/tiny", name="llama-3.3-70b"), "Llama-3.3-70B-Instruct does not fit"),
+        (service("hf://acme/tiny", name="llama-3.3-70b"), "Llama-3.3-70B-Instruct does not fit"),
+    ],
+    ids=["another scheme", "an alias", "an alias of a hub's model"],
+)
+def test_a_name_outside_the_hub_is_advice(
+    asks: Any, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = spec_file(tmp_path, asks)
+    for command in (lambda: main(["plan", "-f", file]), lambda: explain(["-f", file], asked)):
+        assert command() == 0
+        assert says in " ".join(capsys.readouterr().out.split())
+
+
 def test_the_resolved_model_and_a_given_config_come_before_the_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -87,6 +105,16 @@ def test_the_resolved_model_and_a_given_config_come_before_the_table(
     assert explain(words, asked) == 0
     config.write_text("[]")
     assert explain(words, asked) == 0, "the simulator says what is wrong with it"
+
+
+def test_key_heads_that_are_unknown_refuse_no_number_of_gpus(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    resolved = {key: value for key, value in RESOLVED.items() if key != "kvHeads"}
+    status = {"model": {"uri": "hf://org/thing-7b", "revision": "main", **resolved}}
+    asks = service("hf://org/thing-7b", 2) | {"status": status}
+    assert main(["plan", "-f", spec_file(tmp_path, asks)]) == 0
+    assert "key heads" not in "".join(capsys.readouterr())
 
 
 def test_a_limit_of_memory_is_too_small_on_cpus(

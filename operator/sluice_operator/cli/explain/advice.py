@@ -17,7 +17,7 @@ from sluice_contract.wire.explain import Answer, Arrangement, ArrangementName
 
 from sluice_operator.accelerators.node_requirements import unusual_spelling
 from sluice_operator.api.service import InferenceServiceSpec
-from sluice_operator.cli.model_fit import ModelSizes, context_advice
+from sluice_operator.cli.model_fit import ModelSizes, fit_advice
 from sluice_operator.service.rollout.planned_rollout import PlannedPool
 
 NOTICEABLE: Final = 1.1
@@ -186,7 +186,7 @@ HINTS: Final = (
 def hints(facts: Facts, *, nodes_known: bool) -> Iterator[Hint]:
     """The hints that hold. `nodes_known`: a cluster's nodes were looked at."""
     pool, role = facts.spec.pool(facts.pool.role), facts.pool.role
-    if short := context_advice(facts.spec, facts.sizes, facts.pool):
+    if short := fit_advice(facts.spec, facts.sizes, facts.pool):
         yield Hint("ContextBeyondPool", lambda _: True, short)
     if not nodes_known and (warning := unusual_spelling(pool.accelerator)):
         yield Hint("ProductSpelling", lambda _: True, warning)

@@ -49,8 +49,9 @@ def target(
     serving: Collection[str] = (),
 ) -> Revision:
     """The revision to go back to: `number`, else the last one that was complete and asks for other
-    pods than the present spec; without one, the newest whose engines still serve. `serving`: names
-    of the engines' revisions with a ready engine.
+    pods than the present spec; without one, the newest whose engines still serve. Of several with
+    these engines it is the oldest: later ones changed the routers, and were never complete.
+    `serving`: names of the engines' revisions with a ready engine.
 
     Raises:
         NothingToUndoError: it is not there.
@@ -64,9 +65,11 @@ def target(
             allowed = ", ".join(str(of) for of, _ in known) or "none is recorded"
             raise NothingToUndoError(f"--to-revision: {number} is not there; allowed: {allowed}")
         return found
-    for recorded in (revisions.complete, served):
-        if former := [revision for revision in recorded if spec_hash(revision.spec) != now]:
-            return former[-1]
+    if former := [revision for revision in revisions.complete if spec_hash(revision.spec) != now]:
+        return former[-1]
+    if former := [revision for revision in served if spec_hash(revision.spec) != now]:
+        engines = _engines_of(former[-1])
+        return next(revision for revision in former if _engines_of(revision) == engines)
     raise NothingToUndoError(
         "no former spec of this service was complete (Updated True), and no engine of one serves; "
         "apply the former file again: kubectl apply -f FILE"
@@ -81,8 +84,12 @@ def engines_ready(pools: Iterable[Manifest]) -> set[str]:
 
 
 def _serves(revision: Revision, serving: Collection[str]) -> bool:
-    engines = [pool.engines for pool in revision.pools.values()]
-    return bool(engines) and all(name in serving for name in engines)
+    engines = _engines_of(revision)
+    return bool(engines) and engines.issubset(serving)
+
+
+def _engines_of(revision: Revision) -> set[str]:
+    return {pool.engines for pool in revision.pools.values()}
 
 
 def undone(spec: Manifest, former: Manifest) -> Manifest:

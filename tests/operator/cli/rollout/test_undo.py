@@ -46,9 +46,9 @@ def test_what_is_not_there_is_named_with_what_is() -> None:
         target(service({"engine": {"chunkSize": 1}}), recorded(1), None)
 
 
-def made(number: int, chunk: int) -> Manifest:
+def made(number: int, chunk: int, **parts: Manifest) -> Manifest:
     """A revision that was never complete, with engines named after its chunk."""
-    spec = service({"engine": {"chunkSize": chunk}})["spec"]
+    spec = service({"engine": {"chunkSize": chunk}, **parts})["spec"]
     pool = {
         "fields": {"image": "e"},
         "file": "{}",
@@ -75,6 +75,14 @@ def test_a_spec_that_serves_is_gone_back_to_though_it_was_never_complete() -> No
         target(now, there, None)
     mixed = (*recorded(3), made(2, 1), made(3, 9))
     assert target(now, mixed, None, ready).number == 1, "what was complete comes first"
+
+
+def test_of_specs_with_the_same_engines_the_oldest_is_gone_back_to() -> None:
+    """The router of a later one may be what broke the service."""
+    typo = made(3, 5, router={"image": "typo:1"})
+    there, now = (made(1, 1), made(2, 5), typo, made(4, 9)), service({"engine": {"chunkSize": 9}})
+    assert target(now, there, None, {"engines-1", "engines-5"}).number == 2
+    assert target(now, there, 3, {"engines-5"}).number == 3, "it can be named"
 
 
 def test_numbers_and_the_manner_of_roll_outs_stay_as_they_are_now() -> None:
