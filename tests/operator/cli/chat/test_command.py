@@ -189,7 +189,7 @@ def test_an_answer_that_breaks_off_is_none(
 @pytest.mark.process
 @pytest.mark.usefixtures("proxy")
 def test_an_answer_that_cannot_be_written_is_no_fault_of_the_key() -> None:
-    command = [Path(sys.executable).with_name("sluice"), "chat", "chat", "-n", "shop", "hi"]
+    command = [str(Path(sys.executable).with_name("sluice")), "chat", "chat", "-n", "shop", "hi"]
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (
