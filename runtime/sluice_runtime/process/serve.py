@@ -67,10 +67,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if uri.startswith(HUB):
         if missing := _missing(("huggingface_hub", "httpx2", "obstore")):
             return _fail(f"{missing} is not installed; {_install('engine,fetch')}", UNUSABLE)
-        from sluice_fetch.errors import FetchError
+        from sluice_fetch.errors import FetchError, InvalidConfigError
 
         try:
             model = downloaded(model, options.cache, sys.stderr)
+        except InvalidConfigError as error:  # of the endpoint: the rest has been checked
+            says = str(error).removeprefix("--endpoint: ")
+            return _fail(f"HF_ENDPOINT: {says}", UNUSABLE)
         except FetchError as error:
             return _fail(f"{uri}: {error.reason}: {error}", FAILED)
     if uri:
