@@ -39,7 +39,7 @@ SERVICES: Final = (
         severity="critical",
         summary=f"{AT_NAME}: does not serve",
         description="A pool has no engine that answers, or no router does. The condition Ready "
-        "says why.",
+        "says why, or Updated where Ready points to it.",
         panel=(service.UID, "Conditions"),
     ),
     of_names(

@@ -22,21 +22,33 @@ from e2e.stories.conftest import STORIES_CLUSTER
 from e2e.stories.service import Service
 
 PAGES: Final = ROOT / "docs" / "how-to"
+WALKED: Final = (
+    ("your-first-service.md", None),
+    ("upgrade-a-model.md", "Try it"),
+    ("split-prefill-from-decode.md", "Do it"),
+    ("autoscale.md", None),
+    ("autoscale.md", "Watch it work"),
+)
+"""Page and section of each walk; None: what comes before the first section."""
 BLOCK: Final = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND: Final = re.compile(r"^\$ ((?:.*\\\n)*.*)$", re.MULTILINE)
 
 
 def commands(page: Path, section: str | None) -> list[str]:
-    """Commands of the page: of the part before the first heading of level 2, or of that section."""
+    """Commands of the page: of the part before the first heading of level 2, or of that section.
+    Each of its blocks has one."""
     parts = re.split(r"^## (.*)\n", page.read_text(), flags=re.MULTILINE)
     sections = {None: parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
-    return [each for block in BLOCK.findall(sections[section]) for each in COMMAND.findall(block)]
+    blocks = [COMMAND.findall(block) for block in BLOCK.findall(sections[section])]
+    assert all(blocks), f"{page.name}: a block in {section or 'the beginning'} has no line `$ …`"
+    assert blocks, f"{page.name} has no commands there"
+    return [each for block in blocks for each in block]
 
 
 def walk(page: str, section: str | None = None, *, seconds: float = 240) -> None:
     """Runs the commands in one shell, which ends at the first that fails."""
+    assert (page, section) in WALKED
     found = commands(PAGES / page, section)
-    assert found, f"{page} has no commands there"
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "SLUICE_CLUSTER": STORIES_CLUSTER, "PATH": path}
     script = "set -euxo pipefail\n" + "\n".join(found)

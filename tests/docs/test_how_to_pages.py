@@ -20,6 +20,8 @@ from sluice_router.errors import RetryReason
 from sluice_runtime.scheduler.batch import ForwardMode
 from sluice_runtime.server.metrics import HANDOVER_FAILURES
 
+from e2e.stories.test_walkthroughs import PAGES, WALKED, commands
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 MONITOR: Final = (ROOT / "docs/how-to/monitor.md").read_text()
 WHOLE: Final[dict[str, Any]] = {
@@ -46,6 +48,11 @@ SERVICES: Final = dict(services())
 @pytest.mark.parametrize("document", SERVICES.values(), ids=SERVICES)
 def test_an_example_of_a_service_would_be_carried_out(document: dict[str, Any]) -> None:
     assert preview(document, DEFAULT_IMAGES).plan.refusal is None
+
+
+@pytest.mark.parametrize(("page", "section"), WALKED)
+def test_each_block_of_a_walkthrough_has_a_command(page: str, section: str | None) -> None:
+    assert commands(PAGES / page, section)
 
 
 def test_there_are_examples() -> None:

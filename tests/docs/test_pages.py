@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,12 @@ def test_the_map_names_every_page(folder: str) -> None:
 
 def _anchors(page: Path) -> set[str]:
     return {anchor(heading) for heading in HEADING.findall(page.read_text())}
+
+
+def test_a_how_to_names_every_program_that_is_installed() -> None:
+    programs = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    text = "".join(page.read_text() for page in ROOT.glob("docs/how-to/*.md"))
+    assert {name for name in programs if f"`{name.replace('-', ' ')} " not in text} == set()
 
 
 def test_there_are_pages() -> None:

@@ -46,6 +46,14 @@ def test_it_is_short_and_says_what_to_look_at_and_what_to_do(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PAGES)
+def test_who_is_sent_to_ready_is_sent_to_updated_too(name: str) -> None:
+    """Ready's message may be "See Updated."."""
+    alert = " ".join(alert.description for alert in ALERTS if alert.name == name)
+    for text in (PAGES[name].read_text(), alert):
+        assert "condition Ready" not in text or "Updated" in text
+
+
+@pytest.mark.parametrize("name", PAGES)
 def test_what_it_names_is_there(name: str) -> None:
     text = PAGES[name].read_text()
     assert set(re.findall(r"(?<![*\w])\*([A-Z][^*\n]+)\*(?!\*)", text)) <= TITLES

@@ -82,6 +82,15 @@ def test_a_repository_that_is_not_there_is_one_line(
     assert said.count("\n") == 1
 
 
+def test_an_address_that_no_hub_has_is_unusable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "hub.example")
+    assert main(["org/name", "--cache", str(tmp_path)]) == 2
+    says = "sluice serve: HF_ENDPOINT: 'hub.example' is not allowed; allowed: http(s)://"
+    assert capsys.readouterr().err.startswith(says)
+
+
 @pytest.mark.process
 def test_an_engine_serves_what_was_downloaded(hub: Hub, tmp_path: Path) -> None:
     hub.files = {file.name: file.read_bytes() for file in TINY.iterdir() if file.is_file()}

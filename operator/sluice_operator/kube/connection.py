@@ -245,7 +245,7 @@ class Connection:
             key = used.configuration.api_key
             try:
                 response = await self._ask(used, request, limits)
-                is_refused = response.status == UNAUTHORIZED
+                is_refused = await _refuses_log_in(response)
             except aiohttp.ClientSSLError:
                 is_refused = True
             if is_refused:
@@ -342,6 +342,15 @@ def _is_write(method: str, query: Mapping[str, str]) -> bool:
 def _within(seconds: float) -> aiohttp.ClientTimeout:
     """A time-out that is exact: aiohttp would round up those of five seconds and more."""
     return aiohttp.ClientTimeout(total=seconds, ceil_threshold=math.inf)
+
+
+async def _refuses_log_in(answer: aiohttp.ClientResponse) -> bool:
+    """Whether the API server refuses the credentials. A 401 that is no Status is of a service or
+    pod behind it, which another log-in would not change."""
+    if answer.status != UNAUTHORIZED:
+        return False
+    body = _body(answer, await answer.read())
+    return isinstance(body, dict) and body.get("kind") == "Status"
 
 
 def _body(answer: aiohttp.ClientResponse, text: bytes) -> Any:

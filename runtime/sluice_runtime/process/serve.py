@@ -34,7 +34,8 @@ REQUIRED: Final = ("torch", "zmq", "uvicorn", "tokenizers", "safetensors")
 DEVICES: Final = "SLUICE_DEVICES"
 """Variable of the folder that is searched for GPUs instead of /dev."""
 HUB: Final = "hf://"
-REPOSITORY: Final = re.compile(r"[A-Za-z0-9][-._A-Za-z0-9]*/[A-Za-z0-9][-._A-Za-z0-9]*(@.+)?")
+REPOSITORY: Final = re.compile(r"[A-Za-z0-9][-._A-Za-z0-9]*/[A-Za-z0-9][-._A-Za-z0-9]*")
+REVISION: Final = re.compile(r"(?!.*\.\.)\w[-./\w]{0,127}")
 ATTEMPTS: Final = 4
 """Attempts at a hub that does not answer: seven seconds in all, where it answers at once."""
 Config = dict[str, Any]
@@ -66,10 +67,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if uri.startswith(HUB):
         if missing := _missing(("huggingface_hub", "httpx2", "obstore")):
             return _fail(f"{missing} is not installed; {_install('engine,fetch')}", UNUSABLE)
-        from sluice_fetch.errors import FetchError
+        from sluice_fetch.errors import FetchError, InvalidConfigError
 
         try:
             model = downloaded(model, options.cache, sys.stderr)
+        except InvalidConfigError as error:  # of the endpoint: the rest has been checked
+            says = str(error).removeprefix("--endpoint: ")
+            return _fail(f"HF_ENDPOINT: {says}", UNUSABLE)
         except FetchError as error:
             return _fail(f"{uri}: {error.reason}: {error}", FAILED)
     if uri:
@@ -101,7 +105,9 @@ def engine_config(options: argparse.Namespace, *, has_gpu: bool) -> Config:
         config = _merged(config, _setting(setting))
     if has_gpu:
         config = {"accelerator": {"count": 1}} | config
-    return _merged(DEFAULTS, config)
+    config = _merged(DEFAULTS, config)
+    _check_hub(config["model"])
+    return config
 
 
 def has_gpu() -> bool:
@@ -197,15 +203,26 @@ class DownloadText:
 def _model(word: str) -> dict[str, str]:
     """URI and revision of a MODEL. A folder on this machine goes before a repository of its
     name."""
-    if "://" not in word and not Path(word).exists():
-        if not REPOSITORY.fullmatch(word):
-            allowed = "a folder, hf://org/name[@revision], org/name[@revision] or dummy://name"
-            raise UnusableOptionError("MODEL", word, allowed)
-        word = f"{HUB}{word}"
-    if not word.startswith(HUB):
+    if not word.startswith(HUB) and ("://" in word or Path(word).exists()):
         return {"uri": word}
-    uri, _, revision = word.partition("@")
-    return {"uri": uri, "revision": revision} if revision else {"uri": uri}
+    repository, at, revision = word.removeprefix(HUB).partition("@")
+    if not REPOSITORY.fullmatch(repository) or (at and not REVISION.fullmatch(revision)):
+        allowed = "a folder, hf://org/name[@revision], org/name[@revision] or dummy://name"
+        raise UnusableOptionError("MODEL", word, allowed)
+    uri = f"{HUB}{repository}"
+    return {"uri": uri, "revision": revision} if at else {"uri": uri}
+
+
+def _check_hub(model: Any) -> None:
+    """Refuses a hub's model that no hub can have; another model is the engine's to check."""
+    uri = str(model.get("uri")) if isinstance(model, dict) else ""
+    if not uri.startswith(HUB):
+        return
+    if not REPOSITORY.fullmatch(uri.removeprefix(HUB)):
+        raise UnusableOptionError("model.uri", uri, "hf://org/name")
+    revision = model.get("revision")
+    if revision and not (isinstance(revision, str) and REVISION.fullmatch(revision)):
+        raise UnusableOptionError("model.revision", revision, "a branch, tag or commit")
 
 
 def _file(path: Path) -> Config:

@@ -9,7 +9,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from aiohttp import web
@@ -126,6 +126,9 @@ async def test_a_line_that_is_too_long_breaks_a_watch_off() -> None:
             await anext(connection.lines(REQUEST))
 
 
+UNAUTHORIZED_STATUS: Final = {"kind": "Status", "apiVersion": "v1", "reason": "Unauthorized"}
+
+
 class Tokens:
     """Logs in with the token that is valid at the time; the server accepts no other."""
 
@@ -144,7 +147,7 @@ class Tokens:
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         if request.headers.get("Authorization") != f"Bearer {self.valid}":
-            return web.json_response({"reason": "Unauthorized"}, status=401)
+            return web.json_response(UNAUTHORIZED_STATUS, status=401)
         return web.Response(text='{"a": 1}\n')
 
 
@@ -227,6 +230,25 @@ async def test_a_refused_token_is_read_again_for_requests_and_for_watches() -> N
         sent = [connection.send(REQUEST) for _ in range(3)]
         assert {answer.status for answer in await asyncio.gather(*sent)} == {200}
     assert tokens.log_ins == 3, "once for each token, whoever noticed"
+
+
+@pytest.mark.parametrize("body", [b'{"error": {"message": "No key."}}', b"[]", b"no JSON"])
+async def test_a_key_that_a_service_refuses_is_no_reason_to_log_in_again(body: bytes) -> None:
+    """The API server passes the answer on, as it is."""
+    tokens, arrived = Tokens(), 0
+
+    async def refuses(_: web.Request) -> web.StreamResponse:
+        nonlocal arrived
+        arrived += 1
+        return web.Response(body=body, status=401)
+
+    async with (
+        served(refuses) as tokens.url,
+        aclosing(Connection(5.0, tokens.log_in)) as connection,
+        connection.stream(WRITE) as answer,
+    ):
+        assert (answer.status, await answer.read()) == (401, body)
+    assert (tokens.log_ins, arrived) == (1, 1)
 
 
 async def test_a_token_that_stays_refused_is_an_answer_and_one_that_is_missing_is_none() -> None:
@@ -358,7 +380,7 @@ async def test_a_write_is_not_repeated_with_other_credentials_once_the_lease_is_
 
     async def refuses(_: web.Request) -> web.StreamResponse:
         term.end()
-        return web.json_response({}, status=401)
+        return web.json_response(UNAUTHORIZED_STATUS, status=401)
 
     term.answers = refuses
     async with term.connection() as connection:

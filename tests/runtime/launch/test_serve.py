@@ -84,6 +84,16 @@ def test_a_gpu_is_used_where_there_is_one_and_nothing_else_is_said(
         (["--port", "x"], '--port: "x" is not allowed; allowed: a number from 0 to 65535'),
         (["--set", "a"], '--set: "a" is not allowed; allowed: KEY=VALUE, as in server.port=8001'),
         (["--set", "a..b=1"], '--set: "a..b=1" is not allowed; allowed: KEY=VALUE'),
+        (["hf://../etc"], 'MODEL: "hf://../etc" is not allowed; allowed: a folder, hf://org/'),
+        (["hf://org/name@"], 'MODEL: "hf://org/name@" is not allowed; allowed: a folder'),
+        (["hf://org/name@a..b"], 'MODEL: "hf://org/name@a..b" is not allowed; allowed: a folder'),
+        (["org/name@-v"], 'MODEL: "org/name@-v" is not allowed; allowed: a folder'),
+        (["--set", "model.uri=hf://a"], 'model.uri: "hf://a" is not allowed; allowed: hf://org/'),
+        (
+            ["org/name", "--set", "model.revision=a b"],
+            'model.revision: "a b" is not allowed; allowed: a branch, tag or commit',
+        ),
+        (["org/name", "--set", "model.revision=7"], "model.revision: 7 is not allowed; allowed"),
         (["smollm"], 'MODEL: "smollm" is not allowed; allowed: a folder, hf://org/name[@revision]'),
     ],
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import re
 import signal
 import sys
 import time
@@ -28,6 +29,8 @@ SILENCE_SECONDS: Final = 600.0
 KEY_VARIABLE: Final = "SLUICE_API_KEY"
 DIM: Final = "\x1b[2m{}\x1b[0m"
 PROMPT: Final = "> "
+DNS_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+"""What a part of a request's path may be."""
 STATUSES: Final = (
     "With PROMPT, or with a prompt on standard input: one answer on standard output. Otherwise a "
     "conversation: /clear forgets it, /exit or Ctrl-D ends it, Ctrl-C ends an answer. A key of the "
@@ -49,14 +52,15 @@ def run(arguments: Sequence[str]) -> int:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # it ends an answer alone
     try:
         key = options.key_file.read_text().strip() if options.key_file else None
+    except (OSError, UnicodeDecodeError) as error:
+        print(f"sluice chat: --key-file: {options.key_file}: {error}", file=sys.stderr)
+        return UNUSABLE
+    try:
         with asyncio.Runner() as runner:
             return _chat(runner, options, prompt, key or os.environ.get(KEY_VARIABLE))
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except (OSError, UnicodeDecodeError) as error:
-        print(f"sluice chat: --key-file: {options.key_file}: {error}", file=sys.stderr)
-        return UNUSABLE
-    except OperatorError as error:
+    except (OSError, OperatorError) as error:
         print(f"sluice chat: {error}", file=sys.stderr)
         return FAILED
 
@@ -165,13 +169,20 @@ def _dim(text: str) -> str:
     return DIM.format(text)
 
 
+def _dns_label(word: str) -> str:
+    if not DNS_LABEL.fullmatch(word):
+        allowed = "a DNS label: a-z, 0-9 and '-', at most 63, first and last no '-'"
+        raise argparse.ArgumentTypeError(f"{word!r} is not allowed; allowed: {allowed}")
+    return word
+
+
 def _parser() -> argparse.ArgumentParser:
     text = "Talks to the model of a service, through the API server with your own rights."
     parser = argparse.ArgumentParser(prog="sluice chat", description=text, epilog=STATUSES)
-    parser.add_argument("name", metavar="NAME", help="of an InferenceService")
+    parser.add_argument("name", metavar="NAME", type=_dns_label, help="of an InferenceService")
     parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="(default: a conversation)")
     text = "default: that of the kubeconfig's context"
-    parser.add_argument("-n", "--namespace", help=text)
+    parser.add_argument("-n", "--namespace", type=_dns_label, help=text)
     parser.add_argument("-m", "--model", help="or an adapter; default: the service's model")
     text = f"file with a key of the service (default: {KEY_VARIABLE})"
     parser.add_argument("--key-file", type=Path, metavar="FILE", help=text)

@@ -15,11 +15,18 @@ from sluice_contract.cluster.ports import SERVICE_HTTP
 from sluice_operator.cli.top.snapshot import missing_right
 from sluice_operator.kube.client import path
 from sluice_operator.kube.connection import Connection, Request
-from sluice_operator.kube.errors import FORBIDDEN, NOT_FOUND, UNAUTHORIZED, OperatorError
+from sluice_operator.kube.errors import (
+    FORBIDDEN,
+    NOT_FOUND,
+    UNAUTHORIZED,
+    OperatorError,
+    UnavailableError,
+)
 from sluice_operator.kube.kinds import SERVICE
 
 UNAVAILABLE: Final = 503
 EVENT: Final = b"data: "
+DONE: Final = b"[DONE]"
 KEY_NEEDED: Final = "give a key of the service: SLUICE_API_KEY, or a file in --key-file"
 
 Message = Mapping[str, str]
@@ -88,7 +95,7 @@ class ChatClient:
         async with self._connection.stream(request) as answer:
             if answer.status != 200:
                 raise self._refusal(request, answer.status, _json(await answer.read()))
-            async for event in _events(answer.content):
+            async for event in _events(request, answer.content):
                 if "error" in event:
                     raise ChatRefusedError(str(event["error"].get("message")))
                 yield _piece(event)
@@ -122,11 +129,17 @@ class ChatClient:
         return ""
 
 
-async def _events(lines: AsyncIterable[bytes]) -> AsyncGenerator[dict[str, Any], None]:
+async def _events(
+    request: Request, lines: AsyncIterable[bytes]
+) -> AsyncGenerator[dict[str, Any], None]:
+    """Events of an answer up to `[DONE]`, without which it is not whole."""
     async for line in lines:
         data = line.strip().removeprefix(EVENT)
-        if line.startswith(EVENT) and data != b"[DONE]":
+        if data == DONE:
+            return
+        if line.startswith(EVENT):
             yield json.loads(data)
+    raise UnavailableError(str(request), "the answer broke off")
 
 
 def _piece(event: Mapping[str, Any]) -> TextPiece:

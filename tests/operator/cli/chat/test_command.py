@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -37,6 +38,8 @@ class Proxy:
     def __init__(self) -> None:
         self.refusal: tuple[int, object] | None = None
         self.events: list[dict[str, Any]] = ANSWER
+        self.is_done = True
+        """Whether the answer ends as a whole one does."""
         self.asked: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.holds, self.gone = False, Event()
@@ -70,7 +73,8 @@ def proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
                 proxy.holds = False
                 self.connection.recv(1)
                 proxy.gone.set()
-            self.wfile.write(b"data: [DONE]\n\n")
+            if proxy.is_done:
+                self.wfile.write(b"data: [DONE]\n\n")
 
         def _send(self, status: int, body: object) -> None:
             text = json.dumps(body).encode()
@@ -170,6 +174,48 @@ def test_an_answer_that_ends_with_an_error_is_none(
     assert main(["chat", "chat", "-n", "shop", "hi"]) == 1
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("Hi", "sluice chat: The engine died.\n")
+
+
+def test_an_answer_that_breaks_off_is_none(
+    proxy: Proxy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    proxy.is_done = False
+    assert main(["chat", "chat", "-n", "shop", "hi"]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == "Hi Bob."
+    assert shown.err.endswith(": the answer broke off\n")
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("proxy")
+def test_an_answer_that_cannot_be_written_is_no_fault_of_the_key() -> None:
+    command = [str(Path(sys.executable).with_name("sluice")), "chat", "chat", "-n", "shop", "hi"]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "sluice chat: [Errno 28] No space left on device\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["../../../../healthz?x="], "NAME: '../../../../healthz?x='"),
+        (["chat:http"], "NAME: 'chat:http'"),
+        (["chat\n"], r"NAME: 'chat\n'"),
+        (["chat", "-n", "shop/pods"], "-n/--namespace: 'shop/pods'"),
+        (["chat", "-n", ""], "-n/--namespace: ''"),
+    ],
+)
+def test_a_name_that_is_no_dns_label_is_refused(
+    words: list[str], named: str, proxy: Proxy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["chat", *words, "-m", "tiny", "hi"])
+    assert ended.value.code == 2
+    assert f"{named} is not allowed; allowed: a DNS label" in capsys.readouterr().err
+    assert proxy.asked == []
 
 
 def test_a_service_without_models_is_named(
