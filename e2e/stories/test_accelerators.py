@@ -72,7 +72,7 @@ def test_a_gpu_that_no_node_has_is_named(kubectl: Kubectl, gpu_node: str, servic
     found = service.wait_for_reason("Updated", "Unschedulable")
     assert found["message"].startswith("Pool mixed: ")
     assert "No node has 1 x NVIDIA-H200" in found["message"]
-    assert f"there are: {A100}." in found["message"]
+    assert f"there are: {A100}; pod " in found["message"]
     assert service.condition("Ready")["status"] == "False"
 
 

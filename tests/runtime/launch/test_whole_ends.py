@@ -63,11 +63,11 @@ def test_sigterm_while_loading_ends_soon(own_engine: Process) -> None:
 
 def test_a_local_engine_says_how_to_ask_it(own_engine: Process) -> None:
     url = own_engine.url()
-    command = shlex.split(own_engine.wait_for(r"try: (curl .*)")[1])
-    assert command[1] == f"{url}/v1/completions"
-    answer = httpx.post(command[1], content=command[3], verify=False, timeout=HANG_SECONDS)
+    command = shlex.split(own_engine.wait_for(r"try: (curl .*), or .*/ in a browser")[1])
+    assert command[:3] == ["curl", "-N", f"{url}/v1/chat/completions"]
+    answer = httpx.post(command[2], content=command[4], verify=False, timeout=HANG_SECONDS)
     assert answer.status_code == 200
-    assert len(answer.json()["choices"]) == 1
+    assert answer.text.endswith("data: [DONE]\n\n")
 
 
 def test_a_killed_engine_ends_streams_with_an_error(own_engine: Process, tmp_path: Path) -> None:
