@@ -88,9 +88,7 @@ def with_released_model(
     except ClusterError as error:
         if NO_INDEX not in str(error):
             raise
-        say(
-            f"{MODEL} is missing: {NO_INDEX}. {SMALL_MODEL} stands in, which copies and adds."
-        )
+        say(f"{MODEL} is missing: {NO_INDEX}. {SMALL_MODEL} stands in, which copies and adds.")
         return delivered, SMALL_MODEL
 
 
