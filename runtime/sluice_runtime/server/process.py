@@ -42,7 +42,7 @@ from sluice_runtime.wire.transport import ApiLink
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 """A server on one of these addresses is probably being tried by a person, so the log shows how to
 send a request."""
-TRY_QUESTION: Final = "What is Kubernetes?"
+TRY_QUESTION: Final = "What is Kubernetes? Answer in one sentence."
 TRY_PROMPT: Final = "Kubernetes is"
 """Question, or without a chat template the beginning of a text, in the log's example."""
 TEXT_THREADS: Final = 2

@@ -26,6 +26,8 @@ UNUSABLE: Final = 2
 TIMEOUT_SECONDS: Final = 10.0
 SILENCE_SECONDS: Final = 600.0
 """Longest wait for the next piece of an answer; a service at zero replicas starts meanwhile."""
+MAX_TOKENS: Final = 1024
+"""Tokens after which an answer is cut: a small model may repeat itself up to its context."""
 KEY_VARIABLE: Final = "SLUICE_API_KEY"
 DIM: Final = "\x1b[2m{}\x1b[0m"
 PROMPT: Final = "> "
@@ -73,7 +75,7 @@ def _chat(
         namespace = options.namespace or runner.run(connection.namespace())
         client = ChatClient(connection, namespace, options.name, key)
         model = options.model or runner.run(client.base_model())
-        conversation = Conversation(client, model)
+        conversation = Conversation(client, model, options.max_tokens)
         if prompt is not None:
             runner.run(conversation.ask(prompt))
             return 0
@@ -113,12 +115,14 @@ class Conversation:
         self,
         client: ChatClient,
         model: str,
+        max_tokens: int,
         clock: Callable[[], float] = time.monotonic,
         out: TextIO | None = None,
         err: TextIO | None = None,
     ) -> None:
         self.model = model
         self._client = client
+        self._max_tokens = max_tokens
         self._clock = clock
         self._out = out or sys.stdout
         self._err = err or sys.stderr
@@ -137,8 +141,10 @@ class Conversation:
         question = {"role": "user", "content": prompt}
         answer, tokens = "", None
         begun = first = last = self._clock()
-        async with aclosing(self._client.answer(self.model, [*self._messages, question])) as pieces:
+        is_cut, asked = False, [*self._messages, question]
+        async with aclosing(self._client.answer(self.model, asked, self._max_tokens)) as pieces:
             async for piece in pieces:
+                is_cut |= piece.is_cut
                 if piece.text or piece.reasoning:
                     last = self._clock()
                     first = last if first == begun else first
@@ -147,6 +153,9 @@ class Conversation:
                 self._show(piece.reasoning, is_answer=False)
                 self._show(piece.text)
         self._show("" if answer.endswith("\n") else "\n")
+        if is_cut:
+            text = f"cut after {self._max_tokens} tokens; --max-tokens allows more"
+            print(_dim(text) if self._err.isatty() else text, file=self._err)
         self._messages += [question, {"role": "assistant", "content": answer}]
         if self._err.isatty() and tokens:
             speed = f", {(tokens - 1) / (last - first):.1f} tokens/s" if last > first else ""
@@ -181,6 +190,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="sluice chat", description=text, epilog=STATUSES)
     parser.add_argument("name", metavar="NAME", type=_dns_label, help="of an InferenceService")
     parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="(default: a conversation)")
+    text = f"of an answer, which is cut there (default: {MAX_TOKENS})"
+    parser.add_argument("--max-tokens", type=int, default=MAX_TOKENS, metavar="N", help=text)
     text = "default: that of the kubeconfig's context"
     parser.add_argument("-n", "--namespace", type=_dns_label, help=text)
     parser.add_argument("-m", "--model", help="or an adapter; default: the service's model")

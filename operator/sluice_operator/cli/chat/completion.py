@@ -45,6 +45,8 @@ class TextPiece(NamedTuple):
     """What the model writes before its answer."""
     tokens: int | None = None
     """Tokens of the whole answer; only in the last piece."""
+    is_cut: bool = False
+    """Whether the answer ends here because it has as many tokens as were asked for."""
 
 
 class ChatClient:
@@ -76,7 +78,7 @@ class ChatClient:
         return models[0]
 
     async def answer(
-        self, model: str, messages: Iterable[Message]
+        self, model: str, messages: Iterable[Message], max_tokens: int
     ) -> AsyncGenerator[TextPiece, None]:
         """The answer to a conversation, as it is generated.
 
@@ -87,6 +89,7 @@ class ChatClient:
         body = {
             "model": model,
             "messages": list(messages),
+            "max_tokens": max_tokens,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
@@ -143,9 +146,11 @@ async def _events(
 
 
 def _piece(event: Mapping[str, Any]) -> TextPiece:
-    delta = next((choice.get("delta") or {} for choice in event.get("choices") or ()), {})
+    choice: Mapping[str, Any] = next(iter(event.get("choices") or ()), {})
+    delta, is_cut = choice.get("delta") or {}, choice.get("finish_reason") == "length"
+    reasoning = delta.get("reasoning_content") or ""
     tokens = (event.get("usage") or {}).get("completion_tokens")
-    return TextPiece(delta.get("content") or "", delta.get("reasoning_content") or "", tokens)
+    return TextPiece(delta.get("content") or "", reasoning, tokens, is_cut)
 
 
 def _json(text: bytes) -> dict[str, Any]:

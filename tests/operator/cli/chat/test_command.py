@@ -176,6 +176,16 @@ def test_an_answer_that_ends_with_an_error_is_none(
     assert (shown.out, shown.err) == ("Hi", "sluice chat: The engine died.\n")
 
 
+def test_an_answer_is_cut_and_says_so(proxy: Proxy, capsys: pytest.CaptureFixture[str]) -> None:
+    end = {"choices": [{"delta": {}, "finish_reason": "length"}]}
+    proxy.events = [{"choices": [{"delta": {"content": "Hi"}}]}, end]
+    assert main(["chat", "chat", "-n", "shop", "--max-tokens", "7", "hi"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "Hi\n"
+    assert "cut after 7 tokens; --max-tokens allows more" in shown.err
+    assert proxy.asked[-1]["max_tokens"] == 7
+
+
 def test_an_answer_that_breaks_off_is_none(
     proxy: Proxy, capsys: pytest.CaptureFixture[str]
 ) -> None:
