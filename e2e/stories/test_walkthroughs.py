@@ -42,7 +42,7 @@ def commands(page: Path, section: str | None) -> list[str]:
     blocks = [COMMAND.findall(block) for block in BLOCK.findall(sections[section])]
     assert all(blocks), f"{page.name}: a block in {section or 'the beginning'} has no line `$ …`"
     assert blocks, f"{page.name} has no commands there"
-    return [each for block in blocks for each in block]
+    return [command for block in blocks for command in block]
 
 
 def walk(page: str, section: str | None = None, *, seconds: float = 240) -> None:

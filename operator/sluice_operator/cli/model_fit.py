@@ -96,8 +96,8 @@ def fit_findings(
     memory are unknown, or sizes are those of a name outside the hub."""
     if sizes is None or not sizes.is_certain:
         return ()
-    found = (_finding(_Fit(sizes, pool), spec) for pool in pools)
-    return tuple(dict.fromkeys(finding for finding in found if finding is not None))
+    findings = (_finding(_Fit(sizes, pool), spec) for pool in pools)
+    return tuple(dict.fromkeys(finding for finding in findings if finding is not None))
 
 
 def fit_advice(

@@ -46,14 +46,14 @@ def _said_once(checks: Mapping[str, Check]) -> dict[str, Check]:
     """`checks` with one text for one finding: where Updated or Stalled has the words of another
     condition, that condition names it instead. Stalled and Reconciling keep theirs, because tools
     that go by kstatus show these."""
-    said = dict(checks)
+    shortened = dict(checks)
     for kind, check in checks.items():
         if kind in (UPDATED, *ABNORMAL) or not check.message:
             continue
         speakers = [name for name in (UPDATED, STALLED) if name in checks]
-        if told := [name for name in speakers if _is_same(check.message, checks[name].message)]:
-            said[kind] = replace(check, message=f"See {told[0]}.")
-    return said
+        if same := [name for name in speakers if _is_same(check.message, checks[name].message)]:
+            shortened[kind] = replace(check, message=f"See {same[0]}.")
+    return shortened
 
 
 def _is_same(message: str, other: str) -> bool:

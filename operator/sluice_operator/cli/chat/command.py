@@ -141,8 +141,8 @@ class Conversation:
         question = {"role": "user", "content": prompt}
         answer, tokens = "", None
         begun = first = last = self._clock()
-        is_cut, asked = False, [*self._messages, question]
-        async with aclosing(self._client.answer(self.model, asked, self._max_tokens)) as pieces:
+        is_cut, messages = False, [*self._messages, question]
+        async with aclosing(self._client.answer(self.model, messages, self._max_tokens)) as pieces:
             async for piece in pieces:
                 is_cut |= piece.is_cut
                 if piece.text or piece.reasoning:

@@ -59,12 +59,11 @@ def target(
     revisions, now = revisions_of(children), spec_hash(spec_with_commit(service))
     served = [revision for revision in revisions.all if _serves(revision, serving)]
     if number is not None:
-        known = sorted({item.number: item for item in (*revisions.complete, *served)}.items())
-        found = next((revision for of, revision in known if of == number), None)
-        if found is None:
-            allowed = ", ".join(str(of) for of, _ in known) or "none is recorded"
+        known = {revision.number: revision for revision in (*revisions.complete, *served)}
+        if number not in known:
+            allowed = ", ".join(map(str, sorted(known))) or "none is recorded"
             raise NothingToUndoError(f"--to-revision: {number} is not there; allowed: {allowed}")
-        return found
+        return known[number]
     if former := [revision for revision in revisions.complete if spec_hash(revision.spec) != now]:
         return former[-1]
     if former := [revision for revision in served if spec_hash(revision.spec) != now]:
