@@ -115,8 +115,8 @@ async def read_stream(url: str, tokens: int) -> int:
     host, _, port = url.removeprefix("http://").partition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     message = {"role": "user", "content": "hello"}
-    asked = {"model": "m", "messages": [message], "max_tokens": tokens, "stream": True}
-    body = json.dumps(asked | {"ignore_eos": True}).encode()
+    fields = {"model": "m", "messages": [message], "max_tokens": tokens, "stream": True}
+    body = json.dumps(fields | {"ignore_eos": True}).encode()
     head = "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
     writer.write((head % (PATH, len(body))).encode() + body)
     events, tail = 0, b""
@@ -147,16 +147,16 @@ async def ways(options: argparse.Namespace, pace_seconds: float) -> AsyncIterato
         api = await started("API process", api_port, options.python, *api_command)
         engine = [sys.executable, "-m", "benchmarks.http", "--engine", endpoint, *pace]
         await stack.enter_async_context(process(engine, api_port))
-        found = [api]
+        routes = [api]
         for name, flags in (("router", []), ("router with a key", ["--handover-key-file", key])):
             port = free_port()
             flags = ["-m", "sluice_router", "--port", str(port), "--engines", api.url, *flags]
-            found.append(await started(name, port, options.python, *flags))
+            routes.append(await started(name, port, options.python, *flags))
         bare = [sys.executable, "-m", "benchmarks.http", "--bare", str(bare_port), *pace]
-        found.append(await started("bare Starlette", bare_port, *bare))
-        for way, path in zip(found, ("/ready", "/v1/models", "/v1/models"), strict=False):
+        routes.append(await started("bare Starlette", bare_port, *bare))
+        for way, path in zip(routes, ("/ready", "/v1/models", "/v1/models"), strict=False):
             await until_ok(way.url + path)
-        yield found
+        yield routes
 
 
 def api_file(folder: str, port: int, key: str) -> str:

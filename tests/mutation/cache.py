@@ -98,8 +98,8 @@ CACHE_MUTATIONS: Final = (
     Mutation(
         "tree: a lookup packs whole answers",
         "prefix_cache",
-        "packed = node.packed_to(end - at)",
-        "packed = node.packed_to(1 << 30)",
+        "packed = node.pack_to(end - at)",
+        "packed = node.pack_to(1 << 30)",
         ("test_step_work",),
     ),
     Mutation(

@@ -63,13 +63,13 @@ class Inbox(Protocol):
     buffers: tuple[HostNumbers, ...]
     """Buffers on the host that are filled in turns."""
 
-    def next(self) -> int:
-        """Which buffer to fill for the next step, the same one until `send`. Waits if its last copy
-        has not been made."""
+    def writable(self) -> int:
+        """Number of the buffer to fill for the next step, the same one until `send`. Waits if its
+        last copy has not been made."""
         ...
 
     def send(self) -> None:
-        """Copies the whole buffer that `next` named into `tensor`."""
+        """Copies the whole buffer that `writable` named into `tensor`."""
         ...
 
 
@@ -140,7 +140,7 @@ class _HostInbox:
         self.tensor = torch.zeros(size, dtype=torch.int32)
         self.buffers: tuple[HostNumbers, ...] = (HostNumbers(self.tensor.numpy(), self.tensor),)
 
-    def next(self) -> int:
+    def writable(self) -> int:
         return 0
 
     def send(self) -> None:
@@ -241,7 +241,7 @@ class _StreamInbox:
         self._read = [event() for _ in pinned]
         self._turn = 0
 
-    def next(self) -> int:
+    def writable(self) -> int:
         self._read[self._turn].synchronize()
         return self._turn
 

@@ -238,7 +238,7 @@ class DecodeGraphs:
         columns, inputs = self._rows, self._inputs
         indptr, last_page_len = columns.indptr[: batch + 1], columns.last_page_len[:batch]
         attention = parts.attention(GraphRows(indptr, inputs.indices, last_page_len))
-        host = self._host[self._inbox.next()]
+        host = self._host[self._inbox.writable()]
         host.fill(_NO_ROWS, batch, self._padding_row, self._pool.page_size)
         self._inbox.send()
         attention.plan(*host.plan(batch))
@@ -268,7 +268,7 @@ class DecodeGraphs:
         batch = batch_for(len(numbers.rows), self._batches)
         if batch is None:
             return None
-        host = self._host[self._inbox.next()]
+        host = self._host[self._inbox.writable()]
         pages = host.fill(numbers, batch, self._padding_row, self._pool.page_size)
         return StagedStep(numbers, batch, host) if pages <= len(self._inputs.indices) else None
 

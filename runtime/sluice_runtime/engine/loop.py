@@ -254,7 +254,7 @@ class EngineLoop:
         return ROLE_LOOK_SECONDS if self._change else self._heartbeat_seconds
 
     def _receive(self, message: ToEngine) -> None:
-        self._load_changed = True
+        self._load_changed |= not isinstance(message, Credit)
         match message:
             case Generate():
                 self._accept(message)

@@ -52,11 +52,11 @@ class RowTable:
         """Last sampled token of each row, on the device: not in the pool yet, the input of a decode
         step. One more, for a graph's rows of padding, which are row `rows`."""
         self._decoding: tuple[tuple[int, ...], Numbers] = (), column(())
-        self._set_places: list[int] = []
-        self._set_values: list[int] = []
-        """Places of the page table, and pages, that the batch sets; the last of a place counts."""
         self._changed: list[Numbers] = []
-        """Places in the page table that the device lacks."""
+        self._changed_places: list[int] = []
+        """Places in the page table that the device lacks: ranges of several, and single ones."""
+        self._emptied: list[int] = []
+        """Rows that the device is to fill with padding, before it gets changed places."""
         self._known_tokens: dict[int, int] = {}
         """Last tokens that the device lacks, by row."""
         self._to_clear: list[int] = []
@@ -80,7 +80,6 @@ class RowTable:
             first = self._page_counts[appended.row]
             self._set_pages(appended.row, first, appended.page_ids)
             self._page_counts[appended.row] = first + len(appended.page_ids)
-        self._store_pages()
         # Some backends read a row's last page before it is full; no other page is read before it is
         # full.
         if self._clears_pages:
@@ -97,25 +96,31 @@ class RowTable:
     def send(self) -> None:
         """Brings the device up to date. Updates that failed for lack of memory remain for the next
         call."""
-        if not (self._changed or self._known_tokens or self._to_clear):
+        changed, emptied = self._changed or self._changed_places, self._emptied
+        if not (changed or emptied or self._known_tokens or self._to_clear):
             return
         columns: list[Numbers] = []
-        if self._changed:
+        if emptied:
+            columns.append(column(emptied))
+        if changed:
             # A place may occur twice, which does no harm: both get its present value.
-            places = np.concatenate(self._changed)
+            places = np.concatenate([column(self._changed_places), *self._changed])
             columns += places, self._flat_pages[places]
         if known := self._known_tokens:
             columns += column(known), column(known.values())
         if self._to_clear:
             columns.append(column(self._to_clear))
         sent = iter(self._device.upload(columns))
-        if self._changed:
+        if emptied:
+            self.page_table.index_fill_(0, next(sent), self._pool.padding_page)
+        if changed:
             self._flat_page_table.index_copy_(0, next(sent), next(sent))
         if known:
             self.last_tokens.index_copy_(0, next(sent), next(sent))
         if self._to_clear:
             self._pool.clear(next(sent))
-        self._changed, self._known_tokens, self._to_clear = [], {}, []
+        self._changed, self._changed_places, self._emptied = [], [], []
+        self._known_tokens, self._to_clear = {}, []
 
     def _clear_last_pages(self, batch: Batch, resumed: set[int]) -> None:
         """Marks the last page of each row for zeroing; in a resumed row only the page that it
@@ -134,25 +139,25 @@ class RowTable:
         self._known_tokens[row] = trimmed.last_token
 
     def _drop(self, row: int) -> None:
-        self._set_pages(row, 0, (self._pool.padding_page,) * self._page_counts[row])
+        self.pages[row, : self._page_counts[row]] = self._pool.padding_page
+        # Other backends read no page behind a row's length.
+        if self._device.asynchronous and self._clears_pages:
+            self._emptied.append(row)
         self._page_counts[row] = 0
         self.lengths[row] = 0
 
     def _set_pages(self, row: int, first: int, page_ids: tuple[int, ...]) -> None:
         assert first + len(page_ids) <= self.pages.shape[1], "the next row has the page behind them"
-        begin = row * self.pages.shape[1] + first
-        self._set_places += range(begin, begin + len(page_ids))
-        self._set_values += page_ids
-
-    def _store_pages(self) -> None:
-        """Writes the pages that were set, in one operation."""
-        if not self._set_places:
+        place = row * self.pages.shape[1] + first
+        if len(page_ids) == 1:  # as in nearly every step
+            self._flat_pages[place] = page_ids[0]
+            if self._device.asynchronous:
+                self._changed_places.append(place)
             return
-        places = np.array(self._set_places)
-        self._flat_pages[places] = self._set_values
+        end = place + len(page_ids)
+        self._flat_pages[place:end] = page_ids
         if self._device.asynchronous:
-            self._changed.append(places)
-        self._set_places, self._set_values = [], []
+            self._changed.append(np.arange(place, end))
 
 
 def column(values: Iterable[int]) -> Numbers:

@@ -129,7 +129,7 @@ class PrefixCache:
                 break
             path.append(node)
             begin = at
-            packed = node.packed_to(end - at)
+            packed = node.pack_to(end - at)
             if key.startswith(packed, at) and at + len(packed) <= end:
                 at += len(packed)
             else:
@@ -286,7 +286,9 @@ class PrefixCache:
         node.parent, node.edge, node.made = parent, edge, self._tick
         if first:
             node.packed, node.page_ids = node.packed[len(edge) * first :], node.page_ids[first:]
-        node.digests = list(digests[first:])
+        # A node has digests only behind a parent that has all of its own.
+        hashed = len(parent.digests) >= len(parent.page_ids)
+        node.digests = list(digests[first:]) if hashed else []
         parent.children[edge] = node
         self.evictable_pages += len(node.page_ids)
         self.packing.add(node)
@@ -310,7 +312,7 @@ class PrefixCache:
         assert parent is not None
         self._version += 1
         upper = parent.children[node.edge] = self._node(parent, node.edge)
-        packed = node.packed_to(cut + self._page_bytes)
+        packed = node.pack_to(cut + self._page_bytes)
         upper.packed, upper.page_ids = packed[:cut], node.page_ids[:pages]
         upper.locks, upper.used = node.locks, node.used
         upper.made, upper.uses = node.made, node.uses

@@ -62,7 +62,7 @@ class Node:
     """Indexes for drafts of the node's tokens; the parts of a node that was split share them."""
     children: dict[Hashable, Node] = field(default_factory=dict)
 
-    def packed_to(self, end: int) -> bytes:
+    def pack_to(self, end: int) -> bytes:
         """Its tokens as the tree compares them, up to byte `end` or more. Packs what is not
         packed of these."""
         if self.tail is not None and len(self.packed) < end:
@@ -128,7 +128,7 @@ class PrefixPacking:
         up to `end` are packed, in whole pages."""
         width, before = self._page_bytes, len(node.packed)
         if node.tail is not None and before < end and self.left_pages > 0:
-            node.packed_to(min(end, before + self.left_pages * width))
+            node.pack_to(min(end, before + self.left_pages * width))
             self.left_pages += (before - len(node.packed)) // width
         return min(end, len(node.packed) // width * width)
 

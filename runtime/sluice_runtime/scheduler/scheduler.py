@@ -271,8 +271,8 @@ class Scheduler:
         if needed <= max(0, pages):
             return self._planner.plan_preemption(now, launched)
         running, cut = table.running.ready(), table.prefilling
-        held = bool(table.preallocated) or kv.has_leases
-        return plan_retraction(running, cut, needed, pages, size, kv.in_transfer, others_hold=held)
+        hold = bool(table.preallocated) or kv.has_leases
+        return plan_retraction(running, cut, needed, pages, size, kv.in_transfer, others_hold=hold)
 
     def _carry_out(self, plan: RetractionPlan, now: float) -> None:
         """Sends requests back to the queue."""

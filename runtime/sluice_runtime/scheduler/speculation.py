@@ -313,12 +313,12 @@ class Speculation:
             if not row.drafts or row.chance < LEAST_CHANCE or request in self._probes:
                 continue
             chance, lag = row.chance, self._lag_seconds(request)
-            place, held = request.computed_tokens, len(request.page_ids) * size
+            place, capacity = request.computed_tokens, len(request.page_ids) * size
             for number in range(1, min(len(row.drafts), request.remaining_tokens - 1) + 1):
                 if chance < least:
                     break
                 place += 1
-                opens = int(place >= held and not place % size)
+                opens = int(place >= capacity and not place % size)
                 candidates.append((chance, request, number, opens, lag))
                 chance, lag = chance * row.chance, 0.0
         candidates.sort(key=itemgetter(CHANCE), reverse=True)

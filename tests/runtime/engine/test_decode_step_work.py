@@ -13,8 +13,8 @@ from sluice_runtime.scheduler.batch import NO_TOKEN
 from benchmarks.host_step import HostSteps, flashinfer_without_kernels, operations
 
 MOST_OPERATIONS = 10
-"""Of torch's, in a step: the copy of its rows, the kernel that makes its inputs, two graphs, the
-copy of its tokens, and what flashinfer's plan makes."""
+"""Operations of torch in a step: the copy of its rows, the kernel that makes its inputs, two
+graphs, the copy of its tokens, and what flashinfer's plan makes."""
 MOST_TO_SEND_PAGES = 5
 PAGE_TOKENS = 512
 """Tokens of a page: so many that a few steps begin none."""

@@ -93,8 +93,8 @@ def test_an_inbox_is_filled_in_turns_and_only_when_a_copy_has_finished() -> None
     address = inbox.tensor.data_ptr()
     turns = []
     for step in range(4):
-        inbox.next()
-        turn = inbox.next()
+        inbox.writable()
+        turn = inbox.writable()
         turns.append(turn)
         inbox.buffers[turn].array[:] = step
         inbox.send()
@@ -106,7 +106,7 @@ def test_an_inbox_is_filled_in_turns_and_only_when_a_copy_has_finished() -> None
 
 def test_an_inbox_of_the_host_is_its_buffer() -> None:
     inbox = HostDevice().inbox(3)
-    inbox.buffers[inbox.next()].array[:] = 7
+    inbox.buffers[inbox.writable()].array[:] = 7
     inbox.send()
     assert inbox.tensor.tolist() == [7] * 3
 

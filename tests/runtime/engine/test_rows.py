@@ -106,6 +106,27 @@ def test_after_each_send_the_device_has_all_changes(
         assert rows.last_tokens[:-1].tolist() == expected.last_tokens
 
 
+def test_a_row_that_leaves_sends_no_page_to_the_device() -> None:
+    pages, sent = tuple(range(MAX_PAGES)), list[int]()
+
+    class CountingDevice(LateDevice):
+        def upload(self, columns: Sequence[Column]) -> Sequence[Tensor]:
+            sent.append(sum(len(column) for column in columns))
+            return super().upload(columns)
+
+    for clears_pages, most in ((True, ROWS), (False, 0)):
+        pool = PagePool(SHAPE, PAGES, 2)
+        rows = RowTable(ROWS, MAX_PAGES, pool, CountingDevice(), clears_pages=clears_pages)
+        appended = tuple(PagesAppended(row, pages) for row in range(ROWS))
+        rows.apply(Batch(1, ForwardMode.IDLE, appended_pages=appended))
+        rows.send()
+        sent.clear()
+        rows.apply(Batch(2, ForwardMode.IDLE, dropped_rows=tuple(range(ROWS))))
+        rows.send()
+        assert sum(sent) == most
+        assert rows.pages.tolist() == [[PAGES] * MAX_PAGES] * ROWS
+
+
 def test_every_token_of_a_verified_row_is_followed_by_a_sampled_one() -> None:
     pool = PagePool(SHAPE, PAGES, 2)
     rows = RowTable(ROWS, MAX_PAGES, pool, HostDevice(), clears_pages=True)

@@ -86,6 +86,34 @@ def test_the_upper_part_of_a_split_prefix_is_hashed_though_the_lower_one_is_evic
     assert len(upper.digests) == 4
 
 
+def test_pages_that_come_back_behind_unhashed_ones_are_hashed_after_these() -> None:
+    """A prompt with the same beginning was computed meanwhile; one page a step is hashed."""
+    cache, ids = PrefixCache(PAGE, new_pages=1), list(range(6 * PAGE))
+    settings = settings_of(page_size=PAGE, host_pages=MEMORY)
+    host = HostTier(settings, cache, lambda: 0.0, lambda *lease: None, lambda fence: None)
+    pages, before = [], host_tier._root_digest("")
+    for at in range(0, len(ids), PAGE):
+        digest = host_tier._digest(before, key_of(ids[at : at + PAGE]))
+        page = host.index.add(digest, before)
+        assert page is not None
+        page.readers += 1
+        pages.append(page)
+        before = digest
+    empty = cache.match("", b"", 0)
+    load = TierLoad(cache.lock(empty), key_of(ids), pages, list(range(10, 16)))
+    computed = cache.lock(empty)
+    cache.extend(computed, key_of(ids[: 4 * PAGE]), [0, 1, 2, 3])
+    host._loaded(load, frozenset())
+    cache.unlock(load.lock)
+    cache.unlock(computed)
+    assert [len(node.digests) for node in cache.nodes()] == [0, 1, 0]
+    for _ in range(6):
+        cache.packing.begin_step()
+    last = load.lock.node
+    assert last.digests == [page.digest for page in pages[4:]]
+    assert cache.evict(2) == [14, 15]
+
+
 def test_a_prefix_that_lost_hashed_pages_has_none_to_hash() -> None:
     cache, ids = PrefixCache(PAGE), list(range(6 * PAGE))
     settings = settings_of(page_size=PAGE, host_pages=MEMORY)

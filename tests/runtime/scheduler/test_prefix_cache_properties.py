@@ -17,7 +17,6 @@ from tests.examples import examples
 
 KEYS = st.text("ab", max_size=7)
 """A letter is a page; with two letters most keys share a beginning."""
-YES_OR_NO = st.booleans()
 NAMESPACES = st.sampled_from(["", "salt"])
 
 
