@@ -10,11 +10,11 @@ from typing import Final
 
 from sluice_operator.api.findings import Finding, InvalidSpecError
 from sluice_operator.cli.documents import Document
-from sluice_operator.cli.model_fit import DOES_NOT_FIT
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.validation.errors import INVALID, Refusal
 
 UNREADABLE: Final = "Unreadable"
+NO_START: Final = "EnginesWouldNotStart"
 MORE: Final = "(more is checked once this is right)"
 
 
@@ -41,8 +41,8 @@ def refused(document: Document, refusal: Refusal) -> DocumentErrors:
 
 
 def misfitting(document: Document, findings: tuple[Finding, ...]) -> DocumentErrors:
-    """The errors of a document whose engines cannot hold its model."""
-    return DocumentErrors(document, DOES_NOT_FIT, findings)
+    """The errors of a document whose GPUs cannot hold its model, or run no engine."""
+    return DocumentErrors(document, NO_START, findings)
 
 
 def unreadable(file: str, why: str) -> DocumentErrors:
@@ -58,8 +58,8 @@ def as_text(errors: DocumentErrors) -> str:
     what = f"would be refused: {errors.reason}"
     if errors.reason == INVALID:
         what = "invalid InferenceService"
-    if errors.reason == DOES_NOT_FIT:
-        what = "engines would not start: the model does not fit"
+    if errors.reason == NO_START:
+        what = "engines would not start"
     rest = () if errors.is_all else (MORE,)
     return "\n  ".join((f"{place}: {what}", *map(str, errors.findings), *rest)) + "\n"
 

@@ -32,7 +32,6 @@ from sluice_operator.cli.kv_capacity import (
 )
 from sluice_operator.service.rollout.planned_rollout import PlannedPool
 
-DOES_NOT_FIT: Final = "DoesNotFit"
 GIB: Final = 1 << 30
 MAX_COUNT: Final = 64
 """GPUs of one engine at most."""

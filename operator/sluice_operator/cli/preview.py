@@ -27,6 +27,7 @@ from sluice_operator.api.findings import Finding, InvalidSpecError
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.api.status import ModelStatus
 from sluice_operator.api.validate import ServiceDocument, parse_service
+from sluice_operator.cli.gpu_support import gpu_advice, unsupported_gpu
 from sluice_operator.cli.kv_capacity import capacity_json, capacity_lines, running_lines
 from sluice_operator.cli.model_fit import (
     ModelSizes,
@@ -79,10 +80,13 @@ class Preview:
 
     @property
     def misfits(self) -> tuple[Finding, ...]:
-        """Findings of pools whose engines cannot hold or divide the model. The plan must not be a
-        refusal."""
-        assert self.plan.spec is not None
-        return fit_findings(self.plan.spec, self.sizes, self.plan.pools)
+        """Findings of pools whose GPUs run no engine, else of those whose engines cannot hold or
+        divide the model. The plan must not be a refusal."""
+        spec, pools = self.plan.spec, self.plan.pools
+        assert spec is not None
+        unsupported = (unsupported_gpu(spec, pool) for pool in pools)
+        findings = tuple(dict.fromkeys(finding for finding in unsupported if finding))
+        return findings or fit_findings(spec, self.sizes, pools)
 
     @property
     def manifests(self) -> tuple[Manifest, ...]:
@@ -279,8 +283,9 @@ def _lines(shown: Preview) -> Iterator[str]:
             yield "  pool from the memory of its whole node, as if it were alone there."
         yield from _features(plan.spec, pool.role)
         yield from capacity_lines(plan.spec, shown.facts, pool)
-        if advice := fit_advice(plan.spec, shown.sizes, pool):
-            yield from wrap(advice, 98, initial_indent="  ", subsequent_indent="    ")
+        advice = fit_advice(plan.spec, shown.sizes, pool)
+        for text in (*gpu_advice(plan.spec, shown.sizes, pool), *([advice] if advice else ())):
+            yield from wrap(text, 98, initial_indent="  ", subsequent_indent="    ")
         yield from running_lines(shown.facts, pool)
         yield from table(_rows(settings_status(pool.settings)))
     yield from _own_scale(plan.spec)

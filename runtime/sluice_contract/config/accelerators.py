@@ -6,7 +6,8 @@ Sources. Chunk, graphs and reserved memory by tier of memory: SGLang 0.5.x, `ser
 (`_handle_gpu_memory_settings`, generalised in its pull request 10975). Requests at once: no fewer
 than vLLM 0.11's 256 (`arg_utils.py`, `get_batch_defaults`). Products: makers' data sheets; not all
 were looked up again. Labels: drivers' device names from published node lists, which are incomplete;
-spaces are dashes (NVIDIA's feature discovery) or underscores (AMD's labeller).
+spaces are dashes (NVIDIA's feature discovery) or underscores (AMD's labeller). Compute
+capabilities: developer.nvidia.com/cuda-gpus.
 """
 
 from __future__ import annotations
@@ -81,6 +82,8 @@ class ProductRow:
     name: str
     pattern: re.Pattern[str]
     memory_gib: float
+    architecture: int | None = None
+    """Compute capability times ten, 90 for 9.0; None: not a GPU of NVIDIA."""
     peak: Peak | None = None
     """None: not known."""
     labels: tuple[str, ...] = ()
@@ -110,53 +113,67 @@ TIERS: Final = (
 
 
 def _row(
-    name: str, pattern: str, memory_gib: float, peak: Peak | None = None, labels: str = ""
+    name: str,
+    pattern: str,
+    memory_gib: float,
+    architecture: int | None = None,
+    peak: Peak | None = None,
+    labels: str = "",
 ) -> ProductRow:
     regex = re.compile(pattern, re.IGNORECASE)
-    return ProductRow(name, regex, memory_gib, peak, tuple(labels.split()))
+    return ProductRow(name, regex, memory_gib, architecture, peak, tuple(labels.split()))
 
 
 # fmt: off
 PRODUCTS: Final = (
-    _row("T4", r"\bT4\b", 16, Peak(65, 0.32), "Tesla-T4"),
+    _row("T4", r"\bT4\b", 16, 75, Peak(65, 0.32), "Tesla-T4"),
     _row(
-        "V100-16GB", r"V100.*16GB|^nvidia-tesla-v100$", 16, Peak(125, 0.9),
+        "V100-16GB", r"V100.*16GB|^nvidia-tesla-v100$", 16, 70, Peak(125, 0.9),
         "Tesla-V100-SXM2-16GB Tesla-V100-PCIE-16GB",
     ),
     _row(
-        "V100-32GB", r"V100.*32GB", 32, Peak(125, 0.9),
+        "V100-32GB", r"V100.*32GB", 32, 70, Peak(125, 0.9),
         "Tesla-V100-SXM2-32GB Tesla-V100-PCIE-32GB",
     ),
-    _row("RTX 4080", r"RTX[-_ ]?4080", 16, Peak(97, 0.717), "NVIDIA-GeForce-RTX-4080"),
-    _row("RTX 4090", r"RTX[-_ ]?4090", 24, Peak(165, 1.008), "NVIDIA-GeForce-RTX-4090"),
-    _row("RTX 5090", r"RTX[-_ ]?5090", 32, Peak(210, 1.792), "NVIDIA-GeForce-RTX-5090"),
-    _row("L4", r"\bL4\b", 24, Peak(121, 0.3), "NVIDIA-L4"),
-    _row("A10", r"\bA10G?\b", 24, Peak(125, 0.6), "NVIDIA-A10 NVIDIA-A10G"),
-    _row("L40S", r"\bL40S?\b", 48, Peak(362, 0.864), "NVIDIA-L40S NVIDIA-L40"),
+    _row("RTX 4080", r"RTX[-_ ]?4080", 16, 89, Peak(97, 0.717), "NVIDIA-GeForce-RTX-4080"),
+    _row("RTX 4090", r"RTX[-_ ]?4090", 24, 89, Peak(165, 1.008), "NVIDIA-GeForce-RTX-4090"),
+    _row("RTX 5090", r"RTX[-_ ]?5090", 32, 120, Peak(210, 1.792), "NVIDIA-GeForce-RTX-5090"),
+    _row("L4", r"\bL4\b", 24, 89, Peak(121, 0.3), "NVIDIA-L4"),
+    _row("A10", r"\bA10G?\b", 24, 86, Peak(125, 0.6), "NVIDIA-A10 NVIDIA-A10G"),
+    _row("L40S", r"\bL40S?\b", 48, 89, Peak(362, 0.864), "NVIDIA-L40S NVIDIA-L40"),
     _row(
-        "RTX PRO 6000", r"RTX[-_ ]PRO[-_ ]6000", 96,
+        "RTX PRO 6000", r"RTX[-_ ]PRO[-_ ]6000", 96, 120,
         labels="NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition",
     ),
     _row(
-        "A100-40GB", r"A100.*40GB|^nvidia-tesla-a100$", 40, Peak(312, 1.555),
+        "A100-40GB", r"A100.*40GB|^nvidia-tesla-a100$", 40, 80, Peak(312, 1.555),
         "NVIDIA-A100-SXM4-40GB NVIDIA-A100-PCIE-40GB",
     ),
     _row(
-        "A100-80GB", r"A100.*80GB", 80, Peak(312, 2.039),
+        "A100-80GB", r"A100.*80GB", 80, 80, Peak(312, 2.039),
         "NVIDIA-A100-SXM4-80GB NVIDIA-A100-80GB-PCIe",
     ),
     _row(
-        "H100", r"\bH100\b", 80, Peak(989, 3.35),
+        "H100", r"\bH100\b", 80, 90, Peak(989, 3.35),
         "NVIDIA-H100-80GB-HBM3 NVIDIA-H100-PCIe NVIDIA-H100-NVL",
     ),
-    _row("H200", r"\bH200\b", 141, Peak(989, 4.8), "NVIDIA-H200 NVIDIA-H200-NVL"),
-    _row("B200", r"\bG?B200\b", 180, Peak(2250, 7.7), "NVIDIA-B200 NVIDIA-GB200"),
-    _row("MI300X", r"MI300X", 192, Peak(1307, 5.3), "AMD_Instinct_MI300X_OAM"),
-    _row("MI325X", r"MI325X", 256, Peak(1307, 6.0), "AMD_Instinct_MI325X_OAM"),
+    _row("H200", r"\bH200\b", 141, 90, Peak(989, 4.8), "NVIDIA-H200 NVIDIA-H200-NVL"),
+    _row("B200", r"\bG?B200\b", 180, 100, Peak(2250, 7.7), "NVIDIA-B200 NVIDIA-GB200"),
+    _row("MI300X", r"MI300X", 192, None, Peak(1307, 5.3), "AMD_Instinct_MI300X_OAM"),
+    _row("MI325X", r"MI325X", 256, None, Peak(1307, 6.0), "AMD_Instinct_MI325X_OAM"),
 )
 # fmt: on
 
 SHARED: Final = re.compile(r"-SHARED$", re.IGNORECASE)
+TORCH_FROM: Final = 75
+"""Lowest architecture for which the engine's torch, built with CUDA 13, has code
+(`torch._C._cuda_getArchFlags()` of 2.11.0+cu130)."""
+BFLOAT16_FROM: Final = 80
+"""Lowest architecture whose matrix instructions compute bfloat16."""
+KERNEL_MAJORS: Final = (8,)
+KERNEL_ARCHITECTURES: Final = (90, 100)
+"""With every architecture of KERNEL_MAJORS, those for which the engine's image has kernels."""
+
 PART: Final = re.compile(r"[- ]MIG[- ]|-SHARED$", re.IGNORECASE)
 """Pattern of a product name that means a part of a device, with less memory than the whole."""
 
@@ -191,6 +208,12 @@ def product_row(product: str) -> ProductRow | None:
     if PART.search(product):
         return None
     return next((row for row in PRODUCTS if row.pattern.search(product)), None)
+
+
+def has_kernels(architecture: int) -> bool:
+    """Whether the engine's image has attention kernels for an architecture. On others plain torch
+    computes attention, several times slower."""
+    return architecture // 10 in KERNEL_MAJORS or architecture in KERNEL_ARCHITECTURES
 
 
 def labels_near(product: str) -> tuple[str, ...]:

@@ -28,6 +28,9 @@ FLASHINFER_HEAD_DIMS: Final = (64, 128, 256)
 FLASHINFER_FROM: Final[Capability] = (7, 5)
 """Lowest compute capability for flashinfer: Turing's, the first with the matrix instructions that
 its kernels use."""
+BFLOAT16_FROM: Final[Capability] = (8, 0)
+"""Lowest compute capability whose matrix instructions compute bfloat16; below it flashinfer's
+kernels end with a trap (`mma.cuh` of 0.6.13)."""
 HOPPER: Final = 9
 """Major compute capability for which FA3 has kernels."""
 NAMES: Final[Mapping[AttentionBackend, Name]] = {
@@ -210,6 +213,8 @@ def _without_flashinfer(situation: Situation) -> str | None:
         return f"flashinfer has no kernels for {gpu}"
     if situation.dtype not in FLASHINFER_DTYPES:
         return f"flashinfer does not compute {situation.dtype}"
+    if situation.dtype == "bfloat16" and gpu.capability < BFLOAT16_FROM:
+        return f"flashinfer does not compute bfloat16 on {gpu} (dtype float16 is computed)"
     if situation.head_dim not in FLASHINFER_HEAD_DIMS:
         return f"flashinfer has no kernels for heads of {situation.head_dim}"
     if situation.special:

@@ -64,7 +64,7 @@ def test_a_model_that_does_not_fit_is_an_error_of_plan_and_explain(
     assert texts[0] == texts[1]
     assert main(["plan", "-o", "json", "-f", file]) == 1
     (found,) = json.loads(capsys.readouterr().out)
-    assert found["refusal"]["reason"] == "DoesNotFit"
+    assert found["refusal"]["reason"] == "EnginesWouldNotStart"
     assert main(["render", "-f", file]) == 0, "the operator refuses nothing by assumed sizes"
 
 

@@ -14,7 +14,9 @@ from sluice_runtime.layers.attention_choice import (
     choose_attention,
 )
 
-H200, V100, T4 = (GpuKind("NVIDIA", capability) for capability in ((9, 0), (7, 0), (7, 5)))
+H200, A100, V100, T4 = (
+    GpuKind("NVIDIA", capability) for capability in ((9, 0), (8, 0), (7, 0), (7, 5))
+)
 KERNELS: dict[str, Any] = {"native_isa": "amx", "native_dtypes": ("float32", "bfloat16")}
 SLOWER = "several times slower"
 
@@ -32,6 +34,12 @@ CHOICES: dict[str, tuple[Situation, str, str]] = {
     ),
     "a GPU": (Situation("bfloat16", 128, H200), "flashinfer", "flashinfer for sm_90"),
     "Turing": (Situation("float16", 64, T4), "flashinfer", "flashinfer for sm_75"),
+    "bfloat16 on Turing": (
+        Situation("bfloat16", 64, T4),
+        "torch",
+        f"plain torch on sm_75, {SLOWER}: flashinfer does not compute bfloat16 on sm_75 "
+        "(dtype float16 is computed)",
+    ),
     "Volta": (
         Situation("float16", 64, V100),
         "torch",
@@ -112,7 +120,7 @@ COMPILES = "modules were not built ahead: nvcc compiles them, minutes each"
     ("gpu", "state", "wanted", "prefill", "remarks"),
     [
         (H200, FlashinferState(), "auto", "auto", ""),
-        (T4, FlashinferState(), "auto", "fa2", ""),
+        (A100, FlashinferState(), "auto", "fa2", ""),
         (H200, FlashinferState(), "flashinfer-fa2", "fa2", ""),
         (H200, FlashinferState(), "flashinfer-fa3", "fa3", ""),
         (H200, WITHOUT_FA3, "auto", "fa2",
@@ -131,7 +139,7 @@ def test_prompts_are_computed_by_what_is_built_or_asked_for(
 
 
 @pytest.mark.parametrize(
-    ("gpu", "obstacle"), [(H200, "fa3 (not built ahead)"), (T4, "FA3 has no kernels for sm_75")]
+    ("gpu", "obstacle"), [(H200, "fa3 (not built ahead)"), (A100, "FA3 has no kernels for sm_80")]
 )
 def test_fa3_is_refused_where_it_cannot_be_had(gpu: GpuKind, obstacle: str) -> None:
     with pytest.raises(InvalidConfigError) as caught:
@@ -150,6 +158,6 @@ def test_pages_of_8_bits_are_read_by_fa2_alone() -> None:
     assert choice.message == f"flashinfer for sm_90; {told}"
     with pytest.raises(InvalidConfigError, match=r"flashinfer-fa3: FA3 does not read pages of 8"):
         choose_attention(situation, "flashinfer-fa3")
-    assert choose_attention(Situation("bfloat16", 128, T4, fp8_pages=True)).message == (
-        "flashinfer for sm_75"
+    assert choose_attention(Situation("bfloat16", 128, A100, fp8_pages=True)).message == (
+        "flashinfer for sm_80"
     )

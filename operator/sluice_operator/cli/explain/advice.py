@@ -17,6 +17,7 @@ from sluice_contract.wire.explain import Answer, Arrangement, ArrangementName
 
 from sluice_operator.accelerators.node_requirements import unusual_spelling
 from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.cli.gpu_support import gpu_advice
 from sluice_operator.cli.model_fit import ModelSizes, fit_advice
 from sluice_operator.service.rollout.planned_rollout import PlannedPool
 
@@ -188,6 +189,8 @@ def hints(facts: Facts, *, nodes_known: bool) -> Iterator[Hint]:
     pool, role = facts.spec.pool(facts.pool.role), facts.pool.role
     if short := fit_advice(facts.spec, facts.sizes, facts.pool):
         yield Hint("ContextBeyondPool", lambda _: True, short)
+    for advice in gpu_advice(facts.spec, facts.sizes, facts.pool):
+        yield Hint("GpuSupport", lambda _: True, advice)
     if not nodes_known and (warning := unusual_spelling(pool.accelerator)):
         yield Hint("ProductSpelling", lambda _: True, warning)
     keys = ("mixedChunk", "chunkSize")
