@@ -13,7 +13,7 @@ from sluice_contract.cluster import metrics
 from sluice_contract.cluster.labels import API_VERSION
 from sluice_contract.wire.load import EngineCondition
 from sluice_operator.cli.image_options import DEFAULT_IMAGES
-from sluice_operator.cli.preview import preview
+from sluice_operator.cli.preview import as_text, preview
 from sluice_operator.manifests.network import MONITORING_LABEL
 from sluice_operator.process.metrics import STATES
 from sluice_router.errors import RetryReason
@@ -53,6 +53,15 @@ def test_an_example_of_a_service_would_be_carried_out(document: dict[str, Any]) 
 @pytest.mark.parametrize(("page", "section"), WALKED)
 def test_each_block_of_a_walkthrough_has_a_command(page: str, section: str | None) -> None:
     assert commands(PAGES / page, section)
+
+
+def test_the_readme_shows_what_plan_prints() -> None:
+    text = (ROOT / "README.md").read_text()
+    (block,) = re.findall(
+        r"sluice plan -f service.yaml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL
+    )
+    printed = iter(as_text(preview(SERVICES["README.md-0"], DEFAULT_IMAGES)).splitlines())
+    assert [line for line in block.splitlines() if line not in printed] == []
 
 
 def test_there_are_examples() -> None:

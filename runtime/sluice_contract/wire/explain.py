@@ -33,6 +33,9 @@ class Promise(ContractModel):
     ttft_seconds: float = Field(gt=0)
     itl_seconds: float = Field(gt=0)
     share: float = Field(gt=0, lt=1)
+    assumed: tuple[Literal["ttft", "itl"], ...] = ()
+    """Latencies that the service does not promise. The simulator raises them where a request that
+    is alone exceeds them."""
 
 
 class Question(ContractModel):
@@ -76,6 +79,8 @@ class Answer(ContractModel):
     max_running_requests: int | None = None
     """Requests that run at once: as in the question, else as an engine would choose; None where
     nothing could be simulated."""
+    promise: Promise | None = None
+    """The promise that was simulated; None where nothing could be simulated."""
     arrangements: tuple[Arrangement, ...] = ()
     missing: str | None = None
     """Why nothing could be simulated, for a person."""

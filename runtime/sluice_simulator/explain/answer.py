@@ -16,7 +16,7 @@ from typing import Final
 
 from sluice_contract.cluster.labels import Role
 from sluice_contract.config.accelerators import memory_mib_of
-from sluice_contract.wire.explain import Answer, Arrangement, ArrangementName, Question
+from sluice_contract.wire.explain import Answer, Arrangement, ArrangementName, Promise, Question
 from sluice_runtime.engine.sizing.plan import running_requests
 from sluice_runtime.scheduler.limits import Limits
 from sluice_runtime.scheduler.settings import SchedulerSettings, StepTarget
@@ -65,12 +65,14 @@ def answered(question: Question, progress: Progress = lambda line: None) -> Answ
     except NoCostError as error:
         return Answer(cost_source="", kv_pool_tokens=0, missing=str(error))
     rows = question.max_running_requests or _chosen_rows(question, model, cost)
-    question = question.model_copy(update={"max_running_requests": rows})
+    promise = attainable(question, cost)
+    question = question.model_copy(update={"max_running_requests": rows, "promise": promise})
     why = impossible(question, cost)
     return Answer(
         cost_source=f"{cost.name}, {cost.source}",
         kv_pool_tokens=cost.kv_pool_tokens,
         max_running_requests=rows,
+        promise=None if why else promise,
         arrangements=() if why else _simulated(question, model, cost, progress),
         missing=why,
     )
@@ -154,10 +156,30 @@ def last_kept(count: int, first: int, is_kept: Callable[[int], bool]) -> int:
     return low
 
 
+def attainable(question: Question, cost: Cost) -> Promise:
+    """The promise. Latencies that are only assumed are at least twice those of a request alone, in
+    whole milliseconds."""
+    promise, (first, step) = question.promise, _alone(question, cost)
+    update = dict[str, float]()
+    if "ttft" in promise.assumed:
+        update["ttft_seconds"] = max(promise.ttft_seconds, math.ceil(2000 * first) / 1000)
+    if "itl" in promise.assumed:
+        update["itl_seconds"] = max(promise.itl_seconds, math.ceil(2000 * step) / 1000)
+    return promise.model_copy(update=update)
+
+
+def _alone(question: Question, cost: Cost) -> tuple[float, float]:
+    """TTFT and ITL of a request that is alone, in seconds."""
+    c, prompt = cost.coefficients, question.requests.prompt_tokens
+    first = max(c.weights, prompt * c.token) + prompt**2 / 2 * c.product
+    return first, c.step + max(c.weights, c.row) + prompt * c.context
+
+
 def impossible(question: Question, cost: Cost) -> str | None:
     """Explains why the promise cannot be kept even for a request that is alone; None where it
     can."""
-    c, promise, prompt = cost.coefficients, question.promise, question.requests.prompt_tokens
+    promise, prompt = question.promise, question.requests.prompt_tokens
+    first, step = _alone(question, cost)
     tokens, room = prompt + question.requests.answer_tokens, _longest(question, cost)
     if tokens > room:
         return (
@@ -165,14 +187,12 @@ def impossible(question: Question, cost: Cost) -> str | None:
             f"engine takes {room:,}, of the model's context of {cost.context_length:,} and a KV "
             f"pool of {cost.kv_pool_tokens:,}"
         )
-    step = c.step + max(c.weights, c.row) + prompt * c.context
     if step > promise.itl_seconds:
         return (
             f"a step that decodes takes {step * 1000:.0f} ms, as all weights are read, so "
             f"{promise.itl_seconds * 1000:g} ms between tokens cannot be kept: a smaller model, a "
             "faster product, or more accelerator.count"
         )
-    first = max(c.weights, prompt * c.token) + prompt**2 / 2 * c.product
     if first > promise.ttft_seconds:
         return (
             f"a prompt of {prompt:,} tokens takes {first:.2g} s to compute, so a first token in "

@@ -76,6 +76,17 @@ def test_what_no_request_could_have_is_said_and_not_simulated(
     assert says in (answer.missing or "")
 
 
+def test_an_assumed_promise_is_raised_to_twice_what_a_request_alone_gets() -> None:
+    tight = Promise(ttft_seconds=0.1, itl_seconds=0.012, share=0.9, assumed=("ttft", "itl"))
+    answer = answered(asked(promise=tight))
+    assert (answer.missing, len(answer.arrangements)) == (None, 5)
+    assert answer.promise is not None
+    assert 0.024 < answer.promise.itl_seconds < 0.03
+    assert 0.3 < answer.promise.ttft_seconds < 0.4
+    loose = Promise(ttft_seconds=5.0, itl_seconds=0.5, share=0.9, assumed=("ttft", "itl"))
+    assert answered(asked(promise=loose)).promise == loose
+
+
 def test_a_promise_that_nothing_keeps_is_a_rate_of_0() -> None:
     none = asked(promise=Promise(ttft_seconds=0.001, itl_seconds=0.05, share=0.9))
     found = borne("mixed", none)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Final
+from typing import Final, Literal
 
 from pydantic import ValidationError
 from sluice_contract.config.accelerators import Accelerator
@@ -61,7 +61,12 @@ def promise_of(spec: InferenceServiceSpec) -> Promise:
     ttft = slo.ttft_milliseconds / 1000 if slo and slo.ttft_milliseconds else TTFT_SECONDS
     itl = slo.itl_milliseconds / 1000 if slo and slo.itl_milliseconds else ITL_SECONDS
     share = float(slo.percentile) / 100 if slo else SHARE
-    return Promise(ttft_seconds=ttft, itl_seconds=itl, share=share)
+    assumed = list[Literal["ttft", "itl"]]()
+    if slo is None or slo.ttft_milliseconds is None:
+        assumed.append("ttft")
+    if slo is None or slo.itl_milliseconds is None:
+        assumed.append("itl")
+    return Promise(ttft_seconds=ttft, itl_seconds=itl, share=share, assumed=tuple(assumed))
 
 
 def ask(about: Question) -> Answer:

@@ -130,7 +130,8 @@ def _sizes(pool: PlannedPool) -> Iterator[tuple[str, ...]]:
 
 
 def _simulated(shown: Explanation, explained: ExplainedPool) -> Iterator[str]:
-    answer, promise, requests = explained.answer, shown.promise, shown.requests
+    answer, requests = explained.answer, shown.requests
+    promise = answer.promise or shown.promise
     if answer.missing is not None:
         yield f"  Not simulated: {answer.missing}"
         if (spec := shown.preview.plan.spec) is not None:
@@ -141,12 +142,13 @@ def _simulated(shown: Explanation, explained: ExplainedPool) -> Iterator[str]:
     yield from _not_simulated(shown, explained)
     yield (
         f"  Requests of {requests.prompt_tokens:,} tokens in and {requests.answer_tokens:,} out on "
-        f"average; to keep for {promise.share:.0%}{_assumed(shown)}:"
+        f"average; to keep for {promise.share:.0%}:"
     )
     yield (
         f"  first token in {promise.ttft_seconds:g} s, {promise.itl_seconds * 1000:g} ms between "
         f"tokens. KV pool: {answer.kv_pool_tokens:,} tokens an engine."
     )
+    yield from _assumed(promise)
     if answer.max_running_requests and "max_running_requests" not in explained.pool.settings:
         yield f"  maxRunningRequests: {answer.max_running_requests:,}, {BY_ENGINE}."
     yield from table(_arrangements(answer))
@@ -155,16 +157,11 @@ def _simulated(shown: Explanation, explained: ExplainedPool) -> Iterator[str]:
         yield f"  {verdict.subject}: {_verdict_text(verdict)}"
 
 
-def _assumed(shown: Explanation) -> str:
-    """Which fields of `slo` the service does not set, so that their values are assumed."""
-    spec = shown.preview.plan.spec
-    slo = spec.slo if spec else None
-    promised = {
-        "slo.ttftMilliseconds": slo and slo.ttft_milliseconds,
-        "slo.itlMilliseconds": slo and slo.itl_milliseconds,
-    }
-    fields = [field for field, milliseconds in promised.items() if milliseconds is None]
-    return f", assumed where the spec has no {' and no '.join(fields)}" if fields else ""
+def _assumed(promise: Promise) -> Iterator[str]:
+    """Which latencies are assumed, since the service does not promise them."""
+    fields = [f"spec.slo.{name}Milliseconds" for name in promise.assumed]
+    if fields:
+        yield f"  The spec has no {' and no '.join(fields)}: assumed for this simulation alone."
 
 
 def _not_simulated(shown: Explanation, explained: ExplainedPool) -> Iterator[str]:

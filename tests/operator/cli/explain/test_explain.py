@@ -94,6 +94,18 @@ def test_what_is_not_simulated_is_said_where_the_spec_has_it(
         assert (line in capsys.readouterr().out) == bool(names)
 
 
+def test_the_simulated_promise_is_shown_and_whether_it_is_assumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raised = {"ttftSeconds": 1.0, "itlSeconds": 0.127, "share": 0.95, "assumed": ["itl"]}
+    simulator = Simulator(rates(2, 4, 4, 8, 3, promise=raised))
+    assert run(["-f", written(tmp_path), "--accelerator", A100], simulator) == 0
+    assert simulator.asked[0].promise.assumed == ("ttft", "itl")
+    text = capsys.readouterr().out
+    assert "first token in 1 s, 127 ms between tokens." in text
+    assert "The spec has no spec.slo.itlMilliseconds: assumed for this simulation alone." in text
+
+
 def test_the_specs_running_requests_are_simulated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,7 +126,8 @@ def test_json_has_the_same_and_the_promise_is_the_services(
     words = ["-f", file, "--accelerator", H100, "--prompt-tokens", "50", "-o", "json"]
     assert run(words, simulator) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert shown["promise"] == {"ttftSeconds": 1.0, "itlSeconds": 0.03, "share": 0.9}
+    promise = {"ttftSeconds": 1.0, "itlSeconds": 0.03, "share": 0.9, "assumed": ["ttft"]}
+    assert shown["promise"] == promise
     assert shown["requests"] == {"promptTokens": 50, "answerTokens": 211}
     pool = shown["pools"]["mixed"]
     assert pool["settings"]["chunkSize"] == {
