@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
 
-from sluice_contract.error_text import Model, findings_of, path_of, text_of
+from sluice_contract.error_text import Model, allowed_of, findings_of, path_of, text_of
 from sluice_contract.log_lines import shown, shown_json
 
 UNORDERED: Final[dict[str, Any]] = {"x-kubernetes-list-type": "set"}
@@ -73,7 +73,7 @@ def config_error_from(error: ValidationError, kind: Model) -> ConfigError:
         ConfigError(
             path_of(finding["loc"]) or "(root)",
             finding["input"],
-            finding["msg"],
+            allowed_of(kind, finding),
             text_of(kind, finding),
         )
         for finding in findings_of(error)

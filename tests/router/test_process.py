@@ -123,9 +123,15 @@ async def test_no_client_decides_what_lines_the_log_has(tmp_path: Path) -> None:
     ("config", "line"),
     [
         ("{}", "exactly one of discovery and engines is required"),
-        ('{"engines": ["ftp://x"]}', r'engines\[0\]: String should match .*; got "ftp://x"'),
+        (
+            '{"engines": ["ftp://x"]}',
+            r'engines\[0\]: "ftp://x" is not allowed; allowed: a string that matches .*',
+        ),
         ('{"engines": ["http://x"], "extra": 1}', "extra: unknown field; allowed: auth, cors, dis"),
-        ('{"engines": ["http://x"], "load": {"staleSeconds": 0}}', "load.staleSeconds: .*; got 0"),
+        (
+            '{"engines": ["http://x"], "load": {"staleSeconds": 0}}',
+            "allowed: a number, above 0, at",
+        ),
         ('{"discovery": {"service": "chat"}}', "discovery: null is not allowed"),
         ("{", r"\(root\): Invalid JSON: EOF"),
     ],

@@ -48,7 +48,7 @@ class Rule:
     allowed: str
     field: str = ""
     further: Callable[[Any], str] | None = None
-    """Text in parentheses that the operator adds, which CEL could not express."""
+    """Text in parentheses that the operator adds, which CEL could not express; it may be empty."""
 
     @property
     def message(self) -> str:
@@ -57,7 +57,8 @@ class Rule:
 
     def text(self, value: Any) -> str:
         """Allowed values in words, for `value`, which breaks the rule."""
-        return f"{self.allowed} ({self.further(value)})" if self.further else self.allowed
+        further = self.further(value) if self.further else ""
+        return f"{self.allowed} ({further})" if further else self.allowed
 
     def to_crd(self) -> dict[str, str]:
         """The entry of x-kubernetes-validations. Its reason is the API server's default."""

@@ -89,6 +89,11 @@ class CacheSpec(ApiModel):
 
 
 _FETCHED: Final = ("hf://", "s3://", "gs://", "az://")
+_REPOSITORY: Final = (
+    r"(?:(?:https?://)?(?:huggingface\.co|hf\.co)/|(?:hf|huggingface):/{0,2})?"
+    r"([A-Za-z0-9][-._A-Za-z0-9]*/[A-Za-z0-9][-._A-Za-z0-9]*)/?"
+)
+"""A repository of the hub in other spellings than `MODEL_URI`'s."""
 _IS_FETCHED: Final = "self.uri.matches('^(hf|s3|gs|az)://')"
 
 
@@ -101,6 +106,13 @@ def _with_a_hub(field: str, name: str) -> Rule:
         "only with a model of a hub or bucket, or with adapters",
         field,
     )
+
+
+def _meant_uri(model: Any) -> str:
+    """The URI that is meant by a hub's repository, a page of the hub or a path."""
+    repository = re.fullmatch(_REPOSITORY, model.uri)
+    meant = f"hf://{repository[1]}" if repository else f"file://{model.uri}"
+    return f"did you mean {meant}?" if re.fullmatch(MODEL_URI, meant) else ""
 
 
 class ModelSpec(ModelRef, ApiModel):
@@ -168,6 +180,7 @@ class ModelSpec(ModelRef, ApiModel):
             "hf://org/name, s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, "
             "pvc://claim/path, oci://registry/repository:tag, file:///path, dummy://name",
             "uri",
+            _meant_uri,
         ),
         Rule(
             "!self.uri.contains('/../') && !self.uri.endsWith('/..')",

@@ -6,8 +6,9 @@ is the contract's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -15,14 +16,26 @@ from pydantic.alias_generators import to_snake
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from sluice_contract.base import UNORDERED
-from sluice_contract.error_text import Location, findings_of, models_at, path_of, text_of
+from sluice_contract.error_text import (
+    Location,
+    Model,
+    allowed_of,
+    findings_of,
+    known_keys,
+    models_at,
+    path_of,
+    text_of,
+)
 from sluice_contract.log_lines import shown, shown_json
 
 from sluice_operator.api.base import LIST_MAP_KEYS, ApiModel
-from sluice_operator.api.stored import INT64, BeyondInt64
+from sluice_operator.api.stored import BeyondInt64
 
 _ROOT: Final = "(document)"
+_ALIKE: Final = 0.75
+"""Least similarity of a key that is taken for a misspelt one."""
 _INTEGERS: Final = ("int_type", "int_from_float")
+_TYPES: Final = ("model_type", "model_attributes_type", "string_type")
 
 _FORMER: Final = {
     "mode": "prefill: {{}} where it was Disaggregated, and nothing where it was Mixed",
@@ -37,11 +50,33 @@ _FORMER: Final = {
 """Field below spec in version 0.1.0 → what to write instead. `{engine}` stands for the section of
 the engine settings. To be removed with version 0.2.0."""
 
-_REQUIRED: Final = {
+_EXAMPLES: Final = {
     "spec.model": "an object such as {uri: hf://org/name}",
     "spec.model.uri": "a URI such as hf://org/name or pvc://claim/path",
+    "spec.accelerator": "an object such as {product: NVIDIA-L4, count: 1}, or {} for any GPU",
+    "spec.prefill": "an object, {} for prefill engines like those of spec",
+    "spec.autoscaling": "an object such as {minReplicas: 1, maxReplicas: 4}",
 }
-"""Required field → what to write there, with an example."""
+"""Field → what to write there where it is missing or has another type, with an example."""
+
+_ELSEWHERE: Final = {
+    "memory": "resources.limits.memory",
+    "cpu": "resources.limits.cpu",
+    "gpu": "accelerator.count",
+    "gpus": "accelerator.count",
+    "gpuCount": "accelerator.count",
+    "gpuType": "accelerator.product",
+    "tensorParallel": "accelerator.count",
+    "maxModelLen": "engine.contextLength",
+    "maxNumSeqs": "engine.maxRunningRequests",
+    "gpuMemoryUtilization": "engine.memoryPercent",
+    "minReplicas": "autoscaling.minReplicas",
+    "maxReplicas": "autoscaling.maxReplicas",
+    "modelUri": "model.uri",
+    "requests": "resources.requests",
+    "limits": "resources.limits",
+}
+"""Key that users of pods or of other engines write → the field of spec."""
 
 ApiModelT = TypeVar("ApiModelT", bound=ApiModel)
 
@@ -92,28 +127,42 @@ def _finding(detail: ErrorDetails, kind: type[BaseModel], root: str) -> Finding:
     path = path_of(detail["loc"], root) or _ROOT
     if detail["type"] == "extra_forbidden" and (instead := _instead_of(detail["loc"])):
         return Finding(path, f"unknown field; write {instead}")
-    if detail["type"] == "missing" and path in _REQUIRED:
-        return Finding(path, f"{detail['msg']}; allowed: {_REQUIRED[path]}")
+    if detail["type"] == "extra_forbidden" and (places := _elsewhere(kind, detail["loc"])):
+        return Finding(path, f"unknown field; did you mean {' or '.join(places)}?")
+    if detail["type"] == "missing" and path in _EXAMPLES:
+        return Finding(path, f"required; allowed: {_EXAMPLES[path]}")
+    if detail["type"] in _TYPES and path in _EXAMPLES:
+        return _refused(path, detail["input"], _EXAMPLES[path])
     if isinstance(detail["input"], BeyondInt64) and detail["type"] in _INTEGERS:
-        got = shown(detail["input"].written)
-        return Finding(path, f"Input should be {INT64[0]} to {INT64[-1]}; got {got}")
-    text = text_of(kind, detail)
-    if detail["type"] in _INTEGERS and (limits := _percent_limits(kind, detail["loc"])):
-        text += f"; allowed: {limits} percent, as a whole number"
-    return Finding(path, text)
+        got, allowed = shown(detail["input"].written), allowed_of(kind, detail)
+        return Finding(path, f"{got} is not allowed; allowed: {allowed}, of at most 64 bits")
+    return Finding(path, text_of(kind, detail))
 
 
-def _percent_limits(kind: type[BaseModel], location: Location) -> str | None:
-    """The range of a share in percent; None for other fields."""
-    *above, key = location
-    if not str(key).endswith("Percent"):
-        return None
-    fields = (field for model in models_at(kind, above) for field in model.model_fields.values())
-    metadata = [item for field in fields if field.alias == key for item in field.metadata]
-    bounds = [
-        getattr(item, name) for name in ("ge", "le") for item in metadata if hasattr(item, name)
-    ]
-    return " to ".join(map(str, bounds)) or None
+def _elsewhere(kind: Model, location: Location) -> list[str]:
+    """Fields of the spec that an unknown key may be meant for; none if the object has a key that is
+    spelled alike."""
+    key = str(location[-1])
+    alike = get_close_matches(key, known_keys(kind, location[:-1]), n=1, cutoff=_ALIKE)
+    if location[0] != "spec" or alike:
+        return []
+    if key in _ELSEWHERE:
+        return [f"spec.{_ELSEWHERE[key]}"]
+    places = list(_places(models_at(kind, ("spec",)), key))
+    depth = min((place.count(".") for place in places), default=0)
+    return [f"spec.{place}" for place in places if place.count(".") == depth]
+
+
+def _places(kinds: Sequence[Model], key: str) -> Iterator[str]:
+    """Places of a key below `kinds`. Left out are entries of lists, and the pool prefill, whose
+    fields are those of spec."""
+    for kind in kinds:
+        for name, field in kind.model_fields.items():
+            alias = field.alias or name
+            if alias == key:
+                yield alias
+            elif alias != "prefill" and "list[" not in str(field.annotation):
+                yield from (f"{alias}.{place}" for place in _places(models_at(kind, (name,)), key))
 
 
 def _instead_of(location: Location) -> str | None:

@@ -64,7 +64,7 @@ OBJECT: Final = Tag("an object")
 def by_type(allowed: str, tag: Callable[[object], str | None] = json_type) -> Discriminator:
     """Chooses among a field's alternatives by the value's type. `allowed`: text that names the
     alternatives, for values without a tag."""
-    return Discriminator(tag, ALTERNATIVES, f"Input should be {allowed}")
+    return Discriminator(tag, ALTERNATIVES, allowed)
 
 
 def json_within(text: str) -> Any:

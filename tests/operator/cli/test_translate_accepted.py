@@ -159,7 +159,11 @@ def test_what_plan_would_refuse_and_what_is_lost_has_a_note(
     [
         ("vllm", "--max-num-seqs 8", "vllm: model.uri: no flag names the model"),
         ("vllm", "a/b --pipeline-parallel-size 2", "vllm --pipeline-parallel-size: '2' is not all"),
-        ("vllm", "a/b -tp 65", "vllm engine.tensorParallelSize: Input should be less than or eq"),
+        (
+            "vllm",
+            "a/b -tp 65",
+            "vllm engine.tensorParallelSize: 65 is not allowed; allowed: a whole",
+        ),
         (
             "vllm",
             "a/b --device cpu -tp 2",

@@ -24,7 +24,7 @@ NO_CACHE = {"schedulingPolicy": "lpm", "prefixCache": False}
         ({"model": DUMMY, "chunkSzie": 1}, "InvalidConfig", "chunkSize"),
         ({"model": DUMMY, "chunkSize": 0}, "InvalidConfig", "chunkSize"),
         ({"model": DUMMY, "chunkSize": 8}, "InvalidConfig", "at least pageSize (16)"),
-        ({"model": DUMMY, "server": {"port": 70000}}, "InvalidConfig", "server.port: Input"),
+        ({"model": DUMMY, "server": {"port": 70000}}, "InvalidConfig", "server.port: 70000 is"),
         (
             {"model": DUMMY, "schedulingPolicy": "lpm", "prefixCache": False},
             "InvalidConfig",

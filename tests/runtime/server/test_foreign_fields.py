@@ -91,7 +91,7 @@ async def test_a_tag_beside_its_trigger_is_refused(server: Server) -> None:
     cases: list[tuple[Any, str, str]] = [
         ({**TAG, "structures": [structure]}, place, 'begins with the trigger "<function="'),
         ({**TAG, "triggers": ["a", "b"]}, "structural_tag.triggers", "at most 1 item"),
-        ({"format": {"type": "json_schema"}}, "structural_tag.structures", "Field required"),
+        ({"format": {"type": "json_schema"}}, "structural_tag.structures", "required"),
         ("{", "structural_tag", "allowed: a structural tag, as an object or as text"),
     ]
     for tag, param, says in cases:

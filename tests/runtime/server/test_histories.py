@@ -222,7 +222,7 @@ async def test_what_the_model_cannot_see_is_named_and_strictly_refused(
                 (HALF, "without halves of surrogate pairs"),
                 ('{"a": NaN}', "without halves of surrogate pairs"),
                 ('{"a": [1e400]}', "numbers beyond 1.8e308"),
-                ({}, "a valid string"),
+                ({}, "a string"),
             )
         ),
         ([{"role": "assistant", "content": "a", "tool_calls": []}], "messages[0].tool_calls", "1"),

@@ -132,13 +132,13 @@ async def test_a_call_that_waited_is_for_the_life_that_the_engine_has_then() -> 
 @pytest.mark.parametrize(
     ("fields", "param", "says"),
     [
-        ({"role": "prefill", "epoch": None}, "epoch", "should be a valid string; got null"),
-        ({"role": "mixed"}, "role", "should be 'prefill' or 'decode'; got"),
+        ({"role": "prefill", "epoch": None}, "epoch", "null is not allowed; allowed: a string"),
+        ({"role": "mixed"}, "role", "allowed: 'prefill' or 'decode'"),
         ({}, "role", "role"),
         (
             {"role": "prefill", "drain_seconds": -1},
             "drain_seconds",
-            "greater than or equal to 0; got -1",
+            "-1 is not allowed; allowed: a number from 0 to 86400",
         ),
     ],
 )
