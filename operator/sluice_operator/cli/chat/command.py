@@ -17,7 +17,7 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Final, TextIO
 
-from sluice_operator.cli.chat.completion import ChatClient, Message
+from sluice_operator.cli.chat.completion import ChatClient, ChatRefusedError, Message
 from sluice_operator.kube.connection import Connection
 from sluice_operator.kube.errors import OperatorError
 
@@ -37,7 +37,8 @@ STATUSES: Final = (
     "With PROMPT, or with a prompt on standard input: one answer on standard output. Otherwise a "
     "conversation: /clear forgets it, /exit or Ctrl-D ends it, Ctrl-C ends an answer. A key of the "
     f"service is in {KEY_VARIABLE} or in --key-file. Exit status: 0; 1 where there is no such "
-    "service, or it gives no answer; 2 where an option is unusable; 130 after Ctrl-C."
+    "service, or it gives no answer; 2 where there is no cluster, a right is missing, or an option "
+    "is unusable; 130 after Ctrl-C."
 )
 
 
@@ -62,9 +63,12 @@ def run(arguments: Sequence[str]) -> int:
             return _chat(runner, options, prompt, key or os.environ.get(KEY_VARIABLE))
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except (OSError, OperatorError) as error:
+    except (OSError, ChatRefusedError) as error:
         print(f"sluice chat: {error}", file=sys.stderr)
         return FAILED
+    except OperatorError as error:
+        print(f"sluice chat: {error}", file=sys.stderr)
+        return UNUSABLE
 
 
 def _chat(

@@ -20,7 +20,6 @@ from sluice_operator.kube.errors import (
     NOT_FOUND,
     UNAUTHORIZED,
     OperatorError,
-    UnavailableError,
 )
 from sluice_operator.kube.kinds import SERVICE
 
@@ -34,7 +33,7 @@ Message = Mapping[str, str]
 
 
 class ChatRefusedError(OperatorError):
-    """The service or the API server refused a request, or ended an answer with an error."""
+    """There is no such service, or it gives no whole answer."""
 
 
 class TextPiece(NamedTuple):
@@ -65,7 +64,7 @@ class ChatClient:
 
         Raises:
             ChatRefusedError: says what to do.
-            UnavailableError: the API server does not answer.
+            OperatorError: the API server does not answer, or a right is missing.
         """
         request = Request("GET", self._path("models"), headers=self._headers)
         async with self._connection.stream(request) as answer:
@@ -84,7 +83,7 @@ class ChatClient:
 
         Raises:
             ChatRefusedError: says what to do.
-            UnavailableError: the API server does not answer, or the answer broke off.
+            OperatorError: the API server does not answer, or a right is missing.
         """
         body = {
             "model": model,
@@ -106,13 +105,13 @@ class ChatClient:
     def _path(self, route: str) -> str:
         return path(SERVICE, self._namespace, f"{self._name}:{SERVICE_HTTP}", f"proxy/v1/{route}")
 
-    def _refusal(self, request: Request, status: int, body: Mapping[str, Any]) -> ChatRefusedError:
+    def _refusal(self, request: Request, status: int, body: Mapping[str, Any]) -> OperatorError:
         """Names who refused, why, and what to do. A body of kind Status is the API server's."""
         where = f"namespace {self._namespace}"
         if body.get("kind") == "Status":
             if status == FORBIDDEN:
                 verb = "get" if request.method == "GET" else "create"
-                return ChatRefusedError(missing_right(verb, "", "services/proxy", where))
+                return OperatorError(missing_right(verb, "", "services/proxy", where))
             if status == NOT_FOUND:
                 listed = "`kubectl get infsvc -A` lists them"
                 text = f"InferenceService {self._name} is not in {where}; {listed}"
@@ -142,7 +141,7 @@ async def _events(
             return
         if line.startswith(EVENT):
             yield json.loads(data)
-    raise UnavailableError(str(request), "the answer broke off")
+    raise ChatRefusedError(f"{request}: the answer broke off")
 
 
 def _piece(event: Mapping[str, Any]) -> TextPiece:

@@ -160,7 +160,8 @@ def test_a_refusal_is_one_line_that_says_what_to_do(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     proxy.refusal = refusal
-    assert main(["chat", "chat", "-n", "shop", *words, "hi"]) == 1
+    status = 2 if refusal == (403, STATUS) else 1
+    assert main(["chat", "chat", "-n", "shop", *words, "hi"]) == status
     shown = capsys.readouterr()
     assert (shown.out, shown.err.count("\n")) == ("", 1)
     assert shown.err.startswith("sluice chat: ")

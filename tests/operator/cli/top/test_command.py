@@ -153,12 +153,19 @@ def test_options_that_cannot_be_used_are_named(
     assert refusal in capsys.readouterr().err
 
 
-def test_no_cluster_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "command", ["top", "chat NAME hi", "rollout status NAME", "autoscale history NAME"]
+)
+def test_without_a_cluster_every_command_ends_alike(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    assert main(["top"]) == 2
-    assert capsys.readouterr().err.startswith("sluice top: no API server")
+    name = command.partition(" NAME")[0]
+    assert main(command.lower().split()) == 2
+    assert capsys.readouterr().err.startswith(f"sluice {name}: no API server")
 
 
 async def test_each_look_has_one_of_ten_seconds_ago_and_a_failed_one_is_the_last() -> None:
