@@ -56,8 +56,8 @@ def main() -> int:
     except ClusterError as error:
         say(f"error: {error}")
         return 1
-    told = ", ".join(f"{name} ({count})" for name, count in nodes.items())
-    say(f"Nodes with GPUs: {told}")
+    listed = ", ".join(f"{name} ({count})" for name, count in nodes.items())
+    say(f"Nodes with GPUs: {listed}")
     return subprocess.run([sys.executable, "-m", "pytest", "-m", "gpu", STORIES]).returncode
 
 

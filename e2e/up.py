@@ -163,7 +163,7 @@ def ask_sample(cluster: Cluster, model: str, conditions: Conditions, started: fl
     the run began, by the monotonic clock."""
     if conditions.get("Updated", {}).get("reason") == SCALED_TO_ZERO:
         scale = f'make kubectl ARGS="scale infsvc/{SERVICE} --replicas=1"'
-        say(f"{SERVICE} is scaled to 0, so there is nobody to ask. To have an engine: {scale}")
+        say(f"{SERVICE} is scaled to 0, so no engine answers. To start one: {scale}")
         return
     say(f"Asking it, as any OpenAI client would ({time.monotonic() - started:.0f} s so far):")
     with reach(cluster, SAMPLE_NAMESPACE, SERVICE) as url:

@@ -69,7 +69,7 @@ def test_a_gpu_that_no_node_has_is_named(kubectl: Kubectl, gpu_node: str, servic
     service.apply(asked_for(service, product="NVIDIA-H200"))
     found = service.wait_for_reason("AcceleratorVerified", "NoSuchNode")
     assert found["message"].startswith("Pool mixed: No node has 1 x NVIDIA-H200")
-    assert found["message"].endswith(f"there are: {A100}.")
+    assert found["message"].endswith(f"nodes have {A100}.")
     assert service.wait_for_reason("Updated", "Unschedulable")["status"] == "False"
     assert service.condition("Ready")["status"] == "False"
 

@@ -71,8 +71,8 @@ def on_gpus(manifest: dict[str, Any]) -> dict[str, Any]:
 def answers(cluster: Cluster, service: Service, length: int) -> None:
     prompt, expected = make_prompt("copy", length, seed=21)
     with reach(cluster, service.namespace, service.name) as url:
-        said = "".join(stream_answer(url, MODEL, prompt.rstrip(), len(expected)))
-    assert said.startswith(expected[: len(expected) // 2])
+        answer = "".join(stream_answer(url, MODEL, prompt.rstrip(), len(expected)))
+    assert answer.startswith(expected[: len(expected) // 2])
 
 
 def verified(service: Service, node: dict[str, Any], roles: tuple[str, ...]) -> None:

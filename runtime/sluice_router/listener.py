@@ -148,7 +148,7 @@ class Listener:
         """Accept connections at each of `hosts`; returns the port, chosen if `port` is 0.
 
         Raises:
-            OSError: an address cannot be had.
+            OSError: an address cannot be bound.
         """
         loop = asyncio.get_running_loop()
 

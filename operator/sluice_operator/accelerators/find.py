@@ -191,7 +191,9 @@ def _no_node(nodes: tuple[Manifest, ...], pool: Pool, spec: AcceleratorSpec) -> 
     near = [product for product in there if spec.product and same_product(product, spec.product)]
     if near and spec.product not in there:
         return f"{text} that the pool may land on; products near it: {', '.join(near)}."
-    return f"{text} that the pool may land on; there are: {', '.join(there) or 'no GPUs'}."
+    if not there:
+        return f"{text}, nor another GPU of {resource}."
+    return f"{text} that the pool may land on; nodes have {', '.join(there)}."
 
 
 def _names(nodes: Iterable[str]) -> str:

@@ -186,11 +186,11 @@ def _unschedulable(pod: Manifest) -> PodFailure | None:
         text += f" (queue {name})" if is_kueue else ""
         return PodFailure(_name(pod), SCHEDULING_GATED, text)
     if scheduled.get("reason") == UNSCHEDULABLE:
-        said = CLAIM_NOT_FOUND.sub("", PREEMPTION.sub("", _line(scheduled.get("message"))))
+        cause = CLAIM_NOT_FOUND.sub("", PREEMPTION.sub("", _line(scheduled.get("message"))))
         text = "no node takes it"
         if templates := [template for _, template in _claims(pod)]:
             text += f", with devices of ResourceClaimTemplate {', '.join(templates)}"
-        return PodFailure(_name(pod), UNSCHEDULABLE, f"{text} ({said.removesuffix('.')})")
+        return PodFailure(_name(pod), UNSCHEDULABLE, f"{text} ({cause.removesuffix('.')})")
     return None
 
 
@@ -249,9 +249,11 @@ def _waiting(pod: Manifest, reasons: frozenset[str], shown: str | None) -> PodFa
         reason = waiting.get("reason")
         if reason in reasons:
             name = "InvalidImageName" if reason == "InvalidImageName" else shown or reason
-            said = _line(waiting.get("message")) or f"image {container.get('image')}"
-            what = "its image cannot be had" if reason in IMAGE_REASONS else "it cannot be started"
-            return PodFailure(_name(pod), name, f"{what}: {said}")
+            cause = _line(waiting.get("message")) or f"image {container.get('image')}"
+            what = (
+                "its image cannot be pulled" if reason in IMAGE_REASONS else "it cannot be started"
+            )
+            return PodFailure(_name(pod), name, f"{what}: {cause}")
     return None
 
 

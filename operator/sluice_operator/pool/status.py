@@ -189,7 +189,7 @@ def _rest(plan: PoolChildren, desired: int, ready: int) -> str:
     assert plan.deployment is not None
     asked = min(desired, plan.deployment["spec"]["replicas"])
     if ready >= desired:
-        return f"not all of them for {MIN_READY_SECONDS} seconds yet"
+        return f"complete once all of them have been ready for {MIN_READY_SECONDS} seconds"
     if asked >= desired:
         return "the others are starting"
     starting = f"{asked - ready} are starting, " if asked > ready else ""

@@ -78,9 +78,11 @@ def test_accelerator_and_certainty(
 
 def test_what_there_is_instead_is_told() -> None:
     message = find_accelerator(_pool(accelerator={"product": "T4"}), NODES).verified.message
-    assert message == f"No node has 1 x T4 that the pool may land on; there are: {A100}, {H100}."
+    assert message == f"No node has 1 x T4 that the pool may land on; nodes have {A100}, {H100}."
     message = find_accelerator(_pool(accelerator={"product": "H100"}), NODES).verified.message
     assert message == f"No node has 1 x H100 that the pool may land on; products near it: {H100}."
+    message = find_accelerator(_pool(accelerator={"product": "T4"}), ()).verified.message
+    assert message == "No node has 1 x T4, nor another GPU of nvidia.com/gpu."
 
 
 def test_a_product_under_another_label_says_which_to_set() -> None:

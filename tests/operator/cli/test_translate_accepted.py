@@ -43,7 +43,7 @@ spec:
     maxRunningRequests: 128  # --max-num-seqs 128: most requests that run at once
     tensorParallelSize: 2  # --tp 2: GPUs that share each layer
   accelerator:
-    count: 2  # GPUs of one engine
+    count: 2  # GPUs of one engine, of any product: product takes one, e.g. NVIDIA-L4
 """
     )
     assert shown.err == ""

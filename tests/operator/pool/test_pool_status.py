@@ -334,7 +334,9 @@ def test_engines_that_have_just_become_ready_serve_and_are_not_all_of_the_spec_y
     ready, updated = (find(status, kind) or {} for kind in ("Ready", "Updated"))
     assert ready["status"] == "True", "at once"
     assert (updated["status"], updated["reason"]) == ("False", "Starting")
-    assert updated["message"] == "3 of 3 engines ready; not all of them for 10 seconds yet."
+    assert updated["message"] == (
+        "3 of 3 engines ready; complete once all of them have been ready for 10 seconds."
+    )
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ class ClusterReader:
         return counts
 
     async def _load(self, router: Manifest) -> RouterLoad | str:
-        """Load that the router's pod reports; a note where it cannot be had."""
+        """Load that the router's pod reports; a note where it cannot be read."""
 
         def parsed(body: Any) -> RouterLoad:
             load = ServiceLoad.model_validate_json(json.dumps(body), extra="ignore")
@@ -168,7 +168,7 @@ class ClusterReader:
     async def _answer(
         self, router: Manifest, route: str, accept: str, parsed: Callable[[Any], Answer]
     ) -> Answer | str:
-        """What a router's pod answers, `parsed`; a note where that cannot be had."""
+        """What a router's pod answers, `parsed`; a note where that cannot be read."""
         namespace, name = router["metadata"]["namespace"], router["metadata"]["name"]
         address = path(POD, namespace, f"{name}:{ROUTER_METRICS}", f"proxy/{route}")
         try:

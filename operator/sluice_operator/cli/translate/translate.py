@@ -303,7 +303,11 @@ def _add_consequences(result: Translation, *, on_cpus: bool) -> None:
             result.put(path, replicas, why)
     if not on_cpus:
         gpus = engine.get("tensorParallelSize", 1)
-        result.put("accelerator.count", gpus, "GPUs of one engine")
+        result.put(
+            "accelerator.count",
+            gpus,
+            "GPUs of one engine, of any product: product takes one, e.g. NVIDIA-L4",
+        )
 
 
 def _page_size(spec: Mapping[str, Any]) -> int:

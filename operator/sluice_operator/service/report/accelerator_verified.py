@@ -50,8 +50,9 @@ def with_missing_node(updated: Check, pool: PlannedPool) -> Check:
     if updated.reason != UNSCHEDULABLE or nodes_say.reason != NO_SUCH_NODE:
         return updated
     count, _, pods = updated.message.partition("; ")
-    cause = nodes_say.message.removesuffix(".")
-    return replace(updated, message=f"{count}; {cause}: {pods}")
+    pods = pods.replace(": no node takes it", " waits").removesuffix(".")
+    cause = f"{nodes_say.message.removesuffix('.')}. {pods[:1].upper()}{pods[1:]}."
+    return replace(updated, message=f"{count}. {cause}")
 
 
 def first_unverified(checks: Iterable[Check | None]) -> Check | None:
