@@ -268,6 +268,10 @@ pictures: binaries ## draw docs/pictures: a simulated burst, and the dashboards 
 	$(PYTHON) -m docs.generate.burst
 	SLUICE_PICTURES=docs/pictures $(PYTEST) -m full tests/dashboards/test_expressions.py tests/operator/live/test_panels.py
 
+.PHONY: chat-picture
+chat-picture: setup ## draw docs/pictures/chat.png, the page of an engine that `make serve MODEL=smollm2` runs; look at it
+	$(PYTHON) -m docs.generate.chat_page
+
 .PHONY: golden
 golden: setup ## write tests/golden anew, many files at once; read the diff
 	SLUICE_WRITE_GOLDEN=1 $(PYTEST) tests/operator

@@ -17,6 +17,7 @@ from sluice_contract.config.router import Auth
 from sluice_contract.pages import PAGES
 from sluice_contract.version import VERSION
 
+from docs.generate.chat_page import FILE, draw
 from tests.patience import PATIENCE_SECONDS
 from tests.router import fakes
 from tests.runtime.server.conftest import MODEL, Server, until
@@ -87,6 +88,19 @@ async def test_a_person_chats(server: Server, browser: Browser) -> None:
         await expect(page.locator("#curl")).to_contain_text('"content":"more"')
         await page.click("#clear")
         await expect(page.locator("#talk")).to_be_empty()
+
+
+async def test_the_picture_of_the_page_shows_a_conversation(
+    server: Server, browser: Browser, tmp_path: Path
+) -> None:
+    pictures = []
+    for questions in ((), ("hello",), ("hello", "more")):
+        await draw(browser, f"{server.url}/", tmp_path / "chat.png", questions)
+        pictures.append((tmp_path / "chat.png").read_bytes())
+    assert all(picture.startswith(b"\x89PNG") for picture in pictures)
+    empty, one, both = map(len, pictures)
+    assert empty < one < both
+    assert FILE.stat().st_size <= 120_000, "a README with it loads at once"
 
 
 async def test_what_a_model_writes_is_text(server: Server, browser: Browser) -> None:
