@@ -210,6 +210,31 @@ PUBLISHED: Final = (
         _sparse(_shape("6144 16384 56 48 8", 128, 32_768, 65_536), 8, 2),
     ),
     _model(
+        "mistralai/Mistral-7B-Instruct-v0.2", r"mistral7b(instruct)?v0\.2", "MistralForCausalLM",
+        _shape("4096 14336 32 32 8", 128, 32_000, 32_768),
+    ),
+    _model(
+        "mistralai/Mistral-7B-Instruct-v0.3", r"mistral7b(instruct)?v0\.3", "MistralForCausalLM",
+        _shape("4096 14336 32 32 8", 128, 32_768, 32_768),
+    ),
+    # Those that are not instruct have float32.
+    _model(
+        "allenai/OLMo-2-1124-7B-Instruct", "olmo211247binstruct", "Olmo2ForCausalLM",
+        _shape("4096 11008 32 32 32", 128, 100_352, 4096),
+    ),
+    _model(
+        "allenai/OLMo-2-1124-13B-Instruct", "olmo2112413binstruct", "Olmo2ForCausalLM",
+        _shape("5120 13824 40 40 40", 128, 100_352, 4096),
+    ),
+    _model(
+        "ibm-granite/granite-3.1-2b-instruct", r"granite3\.12b", "GraniteForCausalLM",
+        _shape("2048 8192 40 32 8", 64, 49_155, 131_072, tied=True),
+    ),
+    _model(
+        "ibm-granite/granite-3.1-8b-instruct", r"granite3\.18b", "GraniteForCausalLM",
+        _shape("4096 12800 40 32 8", 128, 49_155, 131_072, tied=True),
+    ),
+    _model(
         "microsoft/Phi-4-mini-instruct", "phi4mini(instruct|reasoning)", "Phi3ForCausalLM",
         _shape("3072 8192 32 24 8", 128, 200_064, 131_072, tied=True),
     ),

@@ -19,6 +19,8 @@ BILLIONS = {
     "gpt-oss-120b": 116.8, "gemma-3-1b-it": 1.0, "gemma-3-27b-it": 27.0, "phi-4": 14.7,
     "Phi-4-mini-instruct": 3.84, "Mixtral-8x7B-Instruct-v0.1": 46.7, "GLM-4-9B-0414": 9.4,
     "Mixtral-8x22B-Instruct-v0.1": 140.6, "GLM-4-32B-0414": 32.6, "SmolLM2-135M-Instruct": 0.1345,
+    "Mistral-7B-v0.3": 7.25, "OLMo-2-1124-7B-Instruct": 7.3, "OLMo-2-1124-13B-Instruct": 13.7,
+    "granite-3.1-2b-instruct": 2.53, "granite-3.1-8b-base": 8.17,
 }  # fmt: skip
 """Parameters as the model cards say."""
 
@@ -55,6 +57,8 @@ def test_parameters_are_those_of_the_model_card(name: str, billions: float) -> N
         (["Qwen/Qwen2.5-VL-7B-Instruct"], None),
         (["google/gemma-3n-4b"], None),
         (["mistral-7b"], None),
+        (["hf://mistralai/Mistral-7B-v0.1"], None),
+        (["hf://allenai/OLMo-2-1124-7B"], None),
         (["hf://acme/delphi4"], None),
         (["hf://phi-4/tiny-300m"], None),
         (["hf://RedHatAI/Qwen3-8B-speculator.eagle3"], None),
