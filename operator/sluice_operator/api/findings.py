@@ -37,19 +37,6 @@ _ALIKE: Final = 0.75
 _INTEGERS: Final = ("int_type", "int_from_float")
 _TYPES: Final = ("model_type", "model_attributes_type", "string_type")
 
-_FORMER: Final = {
-    "mode": "prefill: {{}} where it was Disaggregated, and nothing where it was Mixed",
-    "pools": "the pool mixed or decode at the top level of spec, the pool prefill as spec.prefill",
-    "autoscaling.accelerator": "spec.accelerator",
-    "autoscaling.target.queueSeconds": "spec.autoscaling.target.queueMilliseconds, a thousand "
-    "times the number",
-    "engine.memoryFraction": "{engine}.memoryPercent, a hundred times the number",
-    "engine.scheduleConservativeness": "{engine}.reservePercent, a hundred times the number",
-    "tracing.sampleRatio": "spec.tracing.samplePercent, a hundred times the number",
-}
-"""Field below spec in version 0.1.0 → what to write instead. `{engine}` stands for the section of
-the engine settings. To be removed with version 0.2.0."""
-
 _EXAMPLES: Final = {
     "spec.model": "an object such as {uri: hf://org/name}",
     "spec.model.uri": "a URI such as hf://org/name or pvc://claim/path",
@@ -125,8 +112,6 @@ def _refused(field: str, value: object, allowed: str) -> Finding:
 
 def _finding(detail: ErrorDetails, kind: type[BaseModel], root: str) -> Finding:
     path = path_of(detail["loc"], root) or _ROOT
-    if detail["type"] == "extra_forbidden" and (instead := _instead_of(detail["loc"])):
-        return Finding(path, f"unknown field; write {instead}")
     if detail["type"] == "extra_forbidden" and (places := _elsewhere(kind, detail["loc"])):
         return Finding(path, f"unknown field; did you mean {' or '.join(places)}?")
     if detail["type"] == "missing" and path in _EXAMPLES:
@@ -163,14 +148,6 @@ def _places(kinds: Sequence[Model], key: str) -> Iterator[str]:
                 yield alias
             elif alias != "prefill" and "list[" not in str(field.annotation):
                 yield from (f"{alias}.{place}" for place in _places(models_at(kind, (name,)), key))
-
-
-def _instead_of(location: Location) -> str | None:
-    """The text for a field that earlier specs had; None for other fields."""
-    path = ".".join(key for key in location if isinstance(key, str) and key != "spec")
-    engine = "spec.prefill.engine" if path.startswith("prefill.engine.") else "spec.engine"
-    former = _FORMER.get(path.removeprefix("prefill.") if "prefill" in engine else path)
-    return former and former.format(engine=engine)
 
 
 def _broken_rules(value: object, path: str) -> Iterator[Finding]:

@@ -159,9 +159,6 @@ SPECS: list[tuple[dict[str, Any], str]] = [
      "pools"),
     ({"prefill": None},
      "spec.prefill: null is not allowed; allowed: an object: write `prefill: {}`, or leave it out"),
-    ({"mode": "Disaggregated"},
-     "spec.mode: unknown field; write prefill: {} where it was Disaggregated, and nothing where it "
-     "was Mixed"),
     (_template(env=[{"name": "POD_IP"}]),
      'spec.template.env[0].name: "POD_IP" is not allowed; '
      "allowed: all but POD_IP, POD_NAME, POD_NAMESPACE, POOL_REVISION, which the operator sets"),
@@ -184,20 +181,9 @@ SPECS: list[tuple[dict[str, Any], str]] = [
      "whole number from 1 to 65535"),
     ({"routers": {}}, "spec.routers: unknown field; did you mean router? "
      "allowed: router, resources, rollout, metrics, replicas, model and 8 more"),
-    ({"engine": {"memoryFraction": 0.5}},
-     "spec.engine.memoryFraction: unknown field; write spec.engine.memoryPercent, a hundred times "
-     "the number"),
-    ({"prefill": {"engine": {"memoryFraction": 0.5}}},
-     "spec.prefill.engine.memoryFraction: unknown field; write spec.prefill.engine.memoryPercent, "
-     "a hundred times the number"),
     ({"prefill": {"mode": "Mixed"}},
      "spec.prefill.mode: unknown field; allowed: accelerator, autoscaling, engine, replicas, "
      "resources, template"),
-    ({"prefill": {"pools": {}}},
-     "spec.prefill.pools: unknown field; allowed: accelerator, autoscaling, engine, replicas, "
-     "resources, template"),
-    ({"pools": {}}, "spec.pools: unknown field; write the pool mixed or decode at the top level of "
-     "spec, the pool prefill as spec.prefill"),
     (_template(env=[{"name": "A", "from": {}}]),
      "spec.template.env[0].from: unknown field; allowed: name, value, valueFrom"),
     ({"engine": {"chunk_size": 64}}, "spec.engine.chunk_size: unknown field; did you mean "
