@@ -182,6 +182,8 @@ UNKNOWN: Final = Sizes(4096, 32)
 CPU: Final = Sizes(512, 0)
 """A prefill step of 512 tokens keeps the gap between decode steps modest on a few cores."""
 
+MACHINE_GPUS: Final = 8
+"""GPUs of one machine: the most that is recommended for an engine."""
 GENERAL_MEMORY_PERCENT: Final = 85
 """Percent assumed if a device's memory is unknown; on CPUs, percent of the container's memory."""
 FIXED_MIB: Final = 512

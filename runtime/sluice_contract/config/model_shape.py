@@ -17,6 +17,8 @@ Config = Mapping[str, Any]
 
 MAX_COUNT: Final = 1 << 53
 """Largest count, since not every reader of JSON keeps larger numbers exactly."""
+MAX_RANKS: Final = 64
+"""Most ranks that can share the layers of an engine, one on each GPU."""
 
 EXPERT_COUNTS: Final = ("num_experts", "num_local_experts")
 """Both spellings of the number of experts."""
@@ -99,6 +101,39 @@ class ModelShape:
     def kv_values(self) -> int:
         """Number of key and value numbers of one token."""
         return kv_values(self.layers, self.kv_heads, self.head_dim)
+
+    def rank_kv_heads(self, ranks: int) -> int:
+        """Key heads that each of `ranks` ranks holds: its share, or a copy of one."""
+        return max(1, self.kv_heads // ranks)
+
+    def key_copies(self, ranks: int) -> int:
+        """Number of ranks that hold each key head."""
+        return max(1, ranks // self.kv_heads)
+
+    @property
+    def shared_sizes(self) -> Mapping[str, int]:
+        """Sizes that ranks divide among themselves, by their keys in config.json."""
+        sizes = {
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "intermediate_size": self.intermediate_size,
+        }
+        if self.experts is None or self.experts.width == self.intermediate_size:
+            return sizes
+        return sizes | {"moe_intermediate_size": self.experts.width}
+
+    @property
+    def rank_counts(self) -> tuple[int, ...]:
+        """Numbers of ranks that can share each layer, ascending. They divide every size; but they
+        may also be a multiple of the key heads, of which each rank then holds a copy."""
+        sizes = {**self.shared_sizes}
+        heads = sizes.pop("num_key_value_heads")
+        return tuple(
+            ranks
+            for ranks in range(1, MAX_RANKS + 1)
+            if not any(size % ranks for size in sizes.values())
+            and not (heads % ranks and ranks % heads)
+        )
 
     @property
     def layer_values(self) -> int:

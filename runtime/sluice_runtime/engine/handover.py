@@ -80,7 +80,7 @@ def started_role(
     with ExitStack() as stack:
         record = stack.enter_context(recorder(config, "engine"))
         backend = stack.enter_context(_backend(kv))
-        connect = connect or _connect(config, copiers)
+        connect = connect or _connect(config, engine, copiers)
         try:
             transport = connect(engine.pool, backend)
             parts = _Parts(config, kv, engine, keys, ready, backend, transport, wake, record)
@@ -129,11 +129,12 @@ def _backend(kv: KvTransfer) -> Iterator[TransferBackend]:
         yield backend
 
 
-def _connect(config: PlannedConfig, copiers: Sequence[Socket]) -> Connect:
+def _connect(config: PlannedConfig, engine: Engine, copiers: Sequence[Socket]) -> Connect:
     from sluice_runtime.engine.pool_transport import DECODE_BLOCKS, PREFILL_BLOCKS, transport_of
 
     counts = PREFILL_BLOCKS if config.role is Role.PREFILL else DECODE_BLOCKS
-    return partial(transport_of, counts=counts, copiers=copiers)
+    copies = engine.model.spec.key_copies(engine.model.group.size)
+    return partial(transport_of, counts=counts, copiers=copiers, copies=copies)
 
 
 def _prefill(parts: _Parts, stack: ExitStack) -> Started:

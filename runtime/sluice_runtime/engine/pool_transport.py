@@ -135,15 +135,16 @@ def transport_of(
     backend: TransferBackend,
     counts: BlockCounts,
     copiers: Sequence[Socket] = (),
+    copies: int = 1,
 ) -> PoolTransport:
     """Transport for the pool and the backend. `copiers`: sockets to this engine's other ranks,
-    which hold their heads of every page.
+    which hold their heads of every page; `copies`: ranks that hold each head.
 
     Raises:
         TransferError: neither the pool nor host blocks can be registered.
     """
     if copiers:
-        return staged(pool, backend, RankBlocks(pool, counts, copiers))
+        return staged(pool, backend, RankBlocks(pool, counts, copiers, copies=copies))
     if pool.data.device.type == "cpu":
         if backend.is_authenticated:
             return HostTransport(pool, backend, counts)

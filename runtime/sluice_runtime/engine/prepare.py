@@ -62,7 +62,7 @@ def capture_graphs(
         _log.info("CUDA graphs: none, as %s cannot be captured", model.backend.name)
         return
     # Heads of this rank, like the key heads in its pool.
-    heads = pool.shape.kv_heads * (model.spec.heads // model.spec.kv_heads)
+    heads = model.spec.heads // model.group.size
     captured = f"{len(batches)} decode batches of up to {batches[-1]} rows"
     with allocation("CUDA graphs", captured, SETTING):
         wrappers = model.backend.graph_wrappers(pool, heads)

@@ -30,6 +30,7 @@ from sluice_runtime.process import exits
 
 if TYPE_CHECKING:
     from sluice_runtime.engine.runner import LaunchedStep
+    from sluice_runtime.kv.host_blocks import RankShare
     from sluice_runtime.kv.pool import PagePool
 
 logger = logging.getLogger("sluice.engine")
@@ -76,6 +77,7 @@ def _follow(config: ResolvedConfig, folder: Path, rank: int) -> None:
     from sluice_runtime.engine.build import build_engine
     from sluice_runtime.engine.device import place_of
     from sluice_runtime.engine.prepare import prepare
+    from sluice_runtime.kv.host_blocks import RankShare
     from sluice_runtime.parallel.group import joined_group
 
     place, size = place_of(config.accelerator, rank), config.tensor_parallel_size
@@ -84,7 +86,8 @@ def _follow(config: ResolvedConfig, folder: Path, rank: int) -> None:
         with closing(engine.runner):
             prepare(config, engine)
             if config.role is not Role.MIXED:
-                copier = (engine.pool, folder, rank, size)
+                copies = engine.model.spec.key_copies(size)
+                copier = (engine.pool, folder, RankShare(rank, size, copies))
                 Thread(target=_copy, args=copier, name="kv-copies", daemon=True).start()
             adapters = engine.adapters
             launched: deque[LaunchedStep] = deque()
@@ -97,13 +100,13 @@ def _follow(config: ResolvedConfig, folder: Path, rank: int) -> None:
                         launched.popleft().land()
 
 
-def _copy(pool: PagePool, folder: Path, rank: int, ranks: int) -> None:
+def _copy(pool: PagePool, folder: Path, share: RankShare) -> None:
     """Copies pages in a separate thread while steps run; if the thread fails, the process ends."""
     from sluice_runtime.parallel.page_copies import copy_pages
 
     try:
-        with copies_for(folder, rank) as requests:
-            copy_pages(pool, requests, rank, ranks)
+        with copies_for(folder, share.rank) as requests:
+            copy_pages(pool, requests, share)
     except Exception:
         logger.exception("copies of pages failed")
         os._exit(exits.FAILED)

@@ -71,7 +71,8 @@ class Welcome(HandoverMessage, frozen=True):
     signature: str
     """HMAC over all the other fields and the nonce of the `Hello`."""
     parts: int = 1
-    """Parts of each page, one after the other: each rank has one, with its heads of all layers."""
+    """Parts of each page, one after the other: each rank has one, with its heads of all layers.
+    Ranks that hold copies of the same heads have one together."""
 
 
 class Bootstrap(HandoverMessage, frozen=True):

@@ -24,9 +24,9 @@ class LocalPages:
     """Address of page 0."""
     page_bytes: int
     parts: int = 1
-    """Parts of each page, one for each of our ranks."""
+    """Parts of each page, one for each of our ranks that holds no copies."""
     kv_heads: int = 1
-    """Key heads of all ranks together."""
+    """Key heads of the model."""
 
     def divides(self, parts: int) -> bool:
         """Whether pages of an engine with `parts` ranks have whole heads in each part."""

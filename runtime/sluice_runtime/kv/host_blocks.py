@@ -6,7 +6,8 @@ speed. Pages of real models have megabytes, so each run of neighbouring pages is
 nothing is packed first. Pages of an engine with another tensor parallel size are split by heads on
 their way. In a block such a page has one part for each rank of that engine, `[layer, 2, token,
 head, dim]`. So the heads of one of our ranks are strided pieces of one part, or several whole
-parts. Knows neither transfers nor requests; its users decide who uses which block.
+parts. Ranks that hold copies of the same heads have one part together. Knows neither transfers nor
+requests; its users decide who uses which block.
 """
 
 from __future__ import annotations
@@ -36,6 +37,22 @@ class RankShare(NamedTuple):
 
     rank: int
     ranks: int
+    copies: int = 1
+    """Number of neighbouring ranks that hold the same heads."""
+
+    @property
+    def part(self) -> int:
+        return self.rank // self.copies
+
+    @property
+    def parts(self) -> int:
+        """Number of different parts of a page."""
+        return self.ranks // self.copies
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the first rank with its heads."""
+        return self.rank % self.copies == 0
 
 
 WHOLE: Final = RankShare(0, 1)
@@ -54,7 +71,7 @@ class HeadRange(NamedTuple):
 
 def head_ranges(heads: int, parts: int, rank: int, ranks: int) -> tuple[HeadRange, ...]:
     """Ranges that hold the heads of `rank` in a page of `parts` parts, in order. `heads`: the
-    model's number of heads; `parts` and `ranks` divide it."""
+    model's number of heads; `parts` and `ranks`, without ranks that hold copies, divide it."""
     assert heads % parts == heads % ranks == 0, "engines refuse other numbers"
     in_part, own = heads // parts, heads // ranks
     start, end, ranges = rank * own, (rank + 1) * own, list[HeadRange]()
@@ -114,9 +131,9 @@ class PoolCopies:
         """Copies our heads of whole pages, as `copy` does. copies: (place in host memory, page of
         the pool). In host memory a page has `parts` parts, one for each rank of the engine that
         made it."""
-        (rank, ranks), (pages, rows, own, dim) = self._share, self._heads.shape
-        heads = own * ranks
-        ranges = head_ranges(heads, parts, rank, ranks)
+        share, (pages, rows, own, dim) = self._share, self._heads.shape
+        heads = own * share.parts
+        ranges = head_ranges(heads, parts, share.part, share.parts)
         with torch.cuda.stream(self._stream) if self._stream else nullcontext():
             # [page, part, layer x 2 x token, head, dim]
             host = self._host.view(self._heads.dtype).view(-1, parts, rows, heads // parts, dim)

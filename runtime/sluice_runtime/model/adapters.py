@@ -30,19 +30,28 @@ from sluice_runtime.model.shard import Shard, Split
 CONFIG: Final = "adapter_config.json"
 WEIGHTS: Final = "adapter_model.safetensors"
 
-FIELDS: Final[Mapping[str, tuple[tuple[str, ...], Split]]] = {
-    "self_attn.q_proj": (("query",), Split.ROWS),
-    "self_attn.k_proj": (("key",), Split.ROWS),
-    "self_attn.v_proj": (("value",), Split.ROWS),
-    "self_attn.qkv_proj": (("query", "key", "value"), Split.ROWS),
-    "self_attn.o_proj": (("output",), Split.COLUMNS),
-    "mlp.gate_proj": (("gate",), Split.ROWS),
-    "mlp.up_proj": (("up",), Split.ROWS),
-    "mlp.gate_up_proj": (("gate", "up"), Split.ROWS),
-    "mlp.down_proj": (("down",), Split.COLUMNS),
+FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "self_attn.q_proj": ("query",),
+    "self_attn.k_proj": ("key",),
+    "self_attn.v_proj": ("value",),
+    "self_attn.qkv_proj": ("query", "key", "value"),
+    "self_attn.o_proj": ("output",),
+    "mlp.gate_proj": ("gate",),
+    "mlp.up_proj": ("up",),
+    "mlp.gate_up_proj": ("gate", "up"),
+    "mlp.down_proj": ("down",),
 }
-"""Fields of `LayerWeights`, stacked by outputs, and their division among ranks, by their name in
-checkpoints."""
+"""Fields of `LayerWeights`, stacked by outputs, by their name in checkpoints."""
+_SPLITS: Final[Mapping[str, Split]] = {
+    "query": Split.ROWS,
+    "key": Split.KEYS,
+    "value": Split.KEYS,
+    "output": Split.COLUMNS,
+    "gate": Split.ROWS,
+    "up": Split.ROWS,
+    "down": Split.COLUMNS,
+}
+"""Division of a field's matrix among ranks."""
 _TURNING: Final = ("query", "key")
 
 FEATURES: Final[tuple[tuple[str, tuple[object, ...]], ...]] = (
@@ -169,7 +178,7 @@ def _pairs(
 ) -> Iterator[tuple[MatrixPlace, Pair]]:
     names, shapes = set(file.keys()), dict(bank.shapes())
     for name in sorted(names):
-        places, split, side = _places(path, name)
+        places, side = _places(path, name)
         if any(place not in shapes for place in places):
             raise ModelLoadError(f"adapters: {path}: tensor {name}: the model has no such matrix")
         other = name.replace(f"lora_{side}.", f"lora_{'B' if side == 'A' else 'A'}.")
@@ -177,14 +186,14 @@ def _pairs(
             raise ModelLoadError(f"adapters: {path}: tensor {other} is missing")
         if side == "B":
             continue
-        wholes = [_whole_shapes(shapes[place], split, config.rank, shard.size) for place in places]
+        wholes = [_whole_shapes(shapes[place], place, config.rank, shard) for place in places]
         outs = [b_shape[0] for _, b_shape in wholes]
         a = _read(path, file, name, wholes[0][0])
         b = _read(path, file, other, (sum(outs), config.rank)) * config.scale
         for place, rows in zip(places, torch.split(b, outs), strict=True):
             if bank.head_order is not None and place.field in _TURNING:
                 rows = in_order(rows, bank.head_order)
-            pair = _part(Pair(a, rows), split, shard, bank)
+            pair = _part(Pair(a, rows), _SPLITS[place.field], shard, bank)
             if not all(bool(factor.isfinite().all()) for factor in pair):
                 # Multiplied by zero it would still be NaN, and would reach other rows of a step.
                 raise ModelLoadError(f"adapters: {path}: tensor {name} or its B is not finite")
@@ -194,9 +203,9 @@ def _pairs(
 def _part(whole: Pair, split: Split, shard: Shard, bank: AdapterBank) -> Pair:
     """A rank's part of a pair: for a matrix divided by outputs it has all of A, otherwise all of
     B."""
-    by_rows = split is Split.ROWS
-    part_a = shard.part(tuple(whole.a.shape), Split.NONE if by_rows else Split.COLUMNS)
-    part_b = shard.part(tuple(whole.b.shape), Split.ROWS if by_rows else Split.NONE)
+    by_inputs = split is Split.COLUMNS
+    part_a = shard.part(tuple(whole.a.shape), split if by_inputs else Split.NONE)
+    part_b = shard.part(tuple(whole.b.shape), Split.NONE if by_inputs else split)
     factors = [
         factor.narrow(part.dim, part.begin, part.length).to(bank.dtype).contiguous()
         for factor, part in ((whole.a, part_a), (whole.b, part_b))
@@ -206,26 +215,27 @@ def _part(whole: Pair, split: Split, shard: Shard, bank: AdapterBank) -> Pair:
     return Pair(*factors)
 
 
-def _places(path: Path, name: str) -> tuple[list[MatrixPlace], Split, str]:
-    """Matrices that a tensor belongs to, their division among ranks, and whether it is A or B."""
+def _places(path: Path, name: str) -> tuple[list[MatrixPlace], str]:
+    """Matrices that a tensor belongs to, and whether it is A or B."""
     match = _NAME.fullmatch(name)
     if match is None or match["matrix"] not in FIELDS:
         raise ModelLoadError(
             f"adapters: {path}: tensor {name} is not allowed; allowed: lora_A and lora_B of "
             + ", ".join(FIELDS)
         )
-    fields, split = FIELDS[match["matrix"]]
-    return [MatrixPlace(int(match["layer"]), field) for field in fields], split, match["side"]
+    fields = FIELDS[match["matrix"]]
+    return [MatrixPlace(int(match["layer"]), field) for field in fields], match["side"]
 
 
 def _whole_shapes(
-    own: tuple[int, int], split: Split, rank: int, ranks: int
+    own: tuple[int, int], place: MatrixPlace, rank: int, shard: Shard
 ) -> tuple[tuple[int, int], tuple[int, int]]:
     """Shapes of A and B, for a matrix of which this rank has `own` [out, in]."""
-    out, width = own
-    if split is Split.ROWS:
-        return (rank, width), (out * ranks, rank)
-    return (rank, width * ranks), (out, rank)
+    (out, width), split = own, _SPLITS[place.field]
+    parts = shard.parts(split)
+    if split is Split.COLUMNS:
+        return (rank, width * parts), (out, rank)
+    return (rank, width), (out * parts, rank)
 
 
 def _read(path: Path, file: Any, name: str, shape: tuple[int, int]) -> Tensor:

@@ -38,7 +38,7 @@ def kv_scales(spec: ModelSpec, checkpoint: Checkpoint | None, shard: Shard) -> K
     stored = [name for pair in names for name in pair if name is not None]
     if checkpoint is None or not stored:
         _log.info("KV cache: fp8_e4m3; scales: 1, since the checkpoint has none")
-        return ones(spec.layers, spec.kv_heads // shard.size)
+        return ones(spec.layers, spec.rank_kv_heads(shard.size))
     layers = [
         [_by_head(checkpoint, _present(name, kind, layer), spec.kv_heads, shard)
          for name, kind in zip(pair, ("k_scale", "v_scale"), strict=True)]
@@ -87,5 +87,5 @@ def _by_head(checkpoint: Checkpoint, name: str, kv_heads: int, shard: Shard) -> 
         raise ModelLoadError(
             f"model.uri: tensor {name} has {float(stored.min())}; allowed: numbers above 0"
         )
-    part = shard.part((kv_heads,), Split.ROWS)
+    part = shard.part((kv_heads,), Split.KEYS)
     return stored.expand(kv_heads).narrow(0, part.begin, part.length).clone()

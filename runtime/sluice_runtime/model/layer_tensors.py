@@ -5,12 +5,13 @@ Knows no layer; a `Family` says which tensors a layer has.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
 from sluice_contract.config.engine import KvCacheDtype, WeightDType
+from sluice_contract.config.model_shape import ModelShape
 from torch import Tensor
 
 from sluice_runtime.kv.pool import CPU
@@ -25,8 +26,8 @@ from sluice_runtime.parallel.group import SOLO, Group
 SPLITS: Final[Mapping[str, Split]] = {
     "embed_tokens": Split.ROWS,
     "q_proj": Split.ROWS,
-    "k_proj": Split.ROWS,
-    "v_proj": Split.ROWS,
+    "k_proj": Split.KEYS,
+    "v_proj": Split.KEYS,
     "o_proj": Split.COLUMNS,
     "gate": Split.NONE,
     "router": Split.NONE,
@@ -59,9 +60,10 @@ class Placement:
     context_tokens: int | None = None
     """Longest context that is served; None: the model's."""
 
-    @property
-    def shard(self) -> Shard:
-        return Shard(self.group.rank, self.group.size)
+    def shard(self, shape: ModelShape) -> Shard:
+        """This rank's share of a model's tensors."""
+        rank, size = self.group.rank, self.group.size
+        return Shard(rank, size, shape.key_copies(size))
 
 
 WHOLE_ON_CPU: Final = Placement()
@@ -76,28 +78,32 @@ class Reader:
     dtype: torch.dtype
     placement: Placement
 
+    @property
+    def _shard(self) -> Shard:
+        return self.placement.shard(self.spec)
+
     def norm(self, name: str, size: int, dtype: torch.dtype | None = None) -> Tensor:
         """Weights [size] of a norm, as `dtype` or as the other tensors."""
-        whole = self.placement.shard.part((size,), Split.NONE)
+        whole = self._shard.part((size,), Split.NONE)
         return self.weights.read(f"{name}.weight", whole, dtype or self.dtype)
 
     def matrix(self, name: str, out: int, width: int) -> Tensor:
         """Matrix [out, width]: this rank's part."""
         return self._read(name, (out, width), SPLITS[name.rpartition(".")[2]])
 
-    def fused(self, name: str, outs: Sequence[int], width: int) -> Iterator[Tensor]:
+    def fused(self, name: str, outs: Mapping[str, int], width: int) -> Iterator[Tensor]:
         """This rank's part of each of several matrices [out, width], which the checkpoint stores as
-        one, stacked by outputs."""
-        whole, begin = (sum(outs), width), 0
-        for out in outs:
-            own = self.placement.shard.part((out, width), Split.ROWS)
+        one, stacked by outputs. `outs`: outputs by the names that the matrices have apart."""
+        whole, begin = (sum(outs.values()), width), 0
+        for matrix, out in outs.items():
+            own = self._shard.part((out, width), SPLITS[matrix])
             part = TensorPart(whole, 0, begin + own.begin, own.length)
             yield self.weights.read(f"{name}.weight", part, self.dtype)
             begin += out
 
-    def row_norm(self, name: str, size: int) -> Tensor:
-        """This rank's part of the weights [size] of a norm over the values of all ranks."""
-        return self._read(name, (size,), Split.ROWS)
+    def row_norm(self, name: str, matrix: str, size: int) -> Tensor:
+        """This rank's part of the weights [size] of a norm over all ranks' outputs of `matrix`."""
+        return self._read(name, (size,), SPLITS[matrix])
 
     def bias(self, name: str, size: int) -> Tensor:
         """This rank's part of the bias [size] of the matrix `name`. If the ranks' products are
@@ -113,12 +119,12 @@ class Reader:
 
     def stack(self, name: str, shape: Shape, dim: int) -> Tensor:
         """This rank's part, along `dim`, of a tensor that stacks all experts."""
-        return self.weights.read(name, self.placement.shard.along(shape, dim), self.dtype)
+        return self.weights.read(name, self._shard.along(shape, dim), self.dtype)
 
     def stack_bias(self, name: str, shape: Shape) -> Tensor:
         """Biases [experts, out] of products that are summed over ranks: the first rank has them
         whole."""
-        whole = self.placement.shard.part(shape, Split.NONE)
+        whole = self._shard.part(shape, Split.NONE)
         return self._added(self.weights.read(name, whole, self.dtype))
 
     def _added(self, bias: Tensor) -> Tensor:
@@ -128,7 +134,7 @@ class Reader:
         return torch.zeros_like(bias)
 
     def _read(self, name: str, shape: Shape, split: Split, kind: str = "weight") -> Tensor:
-        part = self.placement.shard.part(shape, split)
+        part = self._shard.part(shape, split)
         return self.weights.read(f"{name}.{kind}", part, self.dtype)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -72,7 +71,7 @@ def load_model(
     logger.info("kernels: %s%s", choice.message, held_as)
 
     def built(weights: WeightSource, checkpoint: Checkpoint | None = None) -> Decoder:
-        scales = None if pages == "auto" else kv_scales(spec, checkpoint, placement.shard)
+        scales = None if pages == "auto" else kv_scales(spec, checkpoint, placement.shard(spec))
         decoder = build_decoder(Reader(spec, weights, model_dtype, placement), kernels)
         return replace(decoder, kv_scales=scales)
 
@@ -103,12 +102,11 @@ def weights_of(
 
 def check_division(spec: ModelSpec, ranks: int) -> None:
     """Raises InvalidConfigError if `ranks` ranks cannot share the layers evenly."""
-    parts = spec.shared_sizes
-    if any(part % ranks for part in parts.values()):
-        sizes = [n for n in range(1, spec.kv_heads + 1) if not math.gcd(*parts.values()) % n]
-        named = " and ".join(f"{key} {part}" for key, part in parts.items())
-        allowed = f"one of {', '.join(map(str, sizes))}, by which the model's {named} are divided"
-        raise InvalidConfigError(str(ConfigError("tensorParallelSize", ranks, allowed)))
+    if ranks in (counts := spec.rank_counts):
+        return
+    sizes = ", ".join(f"{key} {size}" for key, size in spec.shared_sizes.items())
+    allowed = f"one of {', '.join(map(str, counts))}, for the model's {sizes}"
+    raise InvalidConfigError(str(ConfigError("tensorParallelSize", ranks, allowed)))
 
 
 def build_decoder(reader: Reader, backend: Backend) -> Decoder:

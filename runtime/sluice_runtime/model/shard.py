@@ -2,7 +2,8 @@
 
 Parts are in rank order, so that joining all ranks' parts along the split dimension gives the whole.
 Parts have equal lengths, except that the last may be shorter or empty if the dimension does not
-divide evenly (a vocabulary). Knows only numbers, no tensors or files.
+divide evenly (a vocabulary). If there are more ranks than key heads, neighbouring ranks hold copies
+of one: the head of their query heads. Knows only numbers, no tensors or files.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ class Split(Enum):
     """Every rank has all of it."""
     ROWS = "rows"
     """Outputs of a matrix [out, in] are divided."""
+    KEYS = "keys"
+    """Outputs that are key heads, or value heads, are divided."""
     COLUMNS = "columns"
     """Inputs of a matrix [out, in] are divided, so that the ranks' products must be summed."""
 
@@ -44,11 +47,21 @@ class Shard:
 
     rank: int = 0
     size: int = 1
+    key_copies: int = 1
+    """Number of ranks that hold each key head."""
+
+    def parts(self, split: Split) -> int:
+        """Number of different parts of a tensor."""
+        if split is Split.NONE:
+            return 1
+        return self.size // self.key_copies if split is Split.KEYS else self.size
 
     def part(self, whole: Shape, split: Split) -> TensorPart:
         """The part of a tensor that this rank holds."""
         if split is Split.NONE:
             return TensorPart(whole, 0, 0, whole[0])
+        if split is Split.KEYS:
+            return Shard(self.rank // self.key_copies, self.parts(split)).along(whole, 0)
         return self.along(whole, 0 if split is Split.ROWS else 1)
 
     def along(self, whole: Shape, dim: int) -> TensorPart:

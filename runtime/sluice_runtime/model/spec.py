@@ -60,14 +60,6 @@ class ModelSpec(ModelShape):
     qkv_bias: bool = False
     """Whether queries, keys and values have biases."""
 
-    @property
-    def shared_sizes(self) -> Mapping[str, int]:
-        """Sizes that ranks divide among themselves, by name."""
-        sizes = {"num_key_value_heads": self.kv_heads, "intermediate_size": self.intermediate_size}
-        if self.experts is None or self.experts.width == self.intermediate_size:
-            return sizes
-        return sizes | {"moe_intermediate_size": self.experts.width}
-
     def serving(self, context_tokens: int) -> ModelSpec:
         """The spec for contexts of at most `context_tokens` tokens: see `LongRope`."""
         scaling = self.rope.scaling

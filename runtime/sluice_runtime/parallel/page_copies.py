@@ -4,7 +4,9 @@ share.
 Each rank's pool holds its heads of every page. In a block a page is rank 0's part, followed by rank
 1's, and so on; each rank copies its part when rank 0 requests it. So rank 0 hands pages over as if
 there were one pool with all parts. If pages come from an engine with another number of ranks, each
-rank picks its heads out of the parts. Knows neither transfers nor requests.
+rank picks its heads out of the parts. If several ranks hold copies of a head, a page has it once:
+the first of them copies it into a block, and all of them out of it. Knows neither transfers nor
+requests.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ class CopyPages(msgspec.Struct, frozen=True, tag=True):
     to_pool: bool
     """Whether to copy to the pool; otherwise from it."""
     parts: int
-    """Parts of each page in the blocks: the ranks of the engine that computed it."""
+    """Parts of each page in the blocks: the ranks of the engine that computed it, those with copies
+    not counted."""
 
 
 class RankBlocks:
@@ -64,11 +67,13 @@ class RankBlocks:
         counts: BlockCounts,
         others: Sequence[Socket],
         block_bytes: int = BLOCK_BYTES,
+        copies: int = 1,
     ) -> None:
-        """`others`: a REQ socket to each of the other ranks, in order; used by this object
-        alone."""
-        ranks = self.parts = len(others) + 1
-        self.page_bytes = ranks * pool.page_bytes
+        """`others`: a REQ socket to each of the other ranks, in order; used by this object alone.
+        `copies`: ranks that hold each key head."""
+        share = RankShare(0, len(others) + 1, copies)
+        self.parts = share.parts
+        self.page_bytes = share.parts * pool.page_bytes
         self.counts = counts
         self.block_pages = max(1, block_bytes // self.page_bytes)
         self.block_bytes = self.block_pages * self.page_bytes
@@ -76,7 +81,7 @@ class RankBlocks:
         self._memory = os.memfd_create("sluice-handover")
         os.ftruncate(self._memory, size_bytes)
         shared = SharedBlocks(f"/proc/{os.getpid()}/fd/{self._memory}", size_bytes)
-        self._part = _Part(pool, shared, RankShare(0, ranks))
+        self._part = _Part(pool, shared, share)
         self._others = others
         self._lock = threading.Lock()
         """Lock around the sockets: one copy at a time."""
@@ -137,23 +142,26 @@ class _Part:
         self._share = share
 
     def copy(self, request: CopyPages) -> None:
-        size, (rank, ranks) = self._page_bytes, self._share
+        size, share = self._page_bytes, self._share
+        if not request.to_pool and not share.is_first:
+            return
         pages = enumerate(request.page_ids, request.first)
-        if request.parts != ranks:
+        if request.parts != share.parts:
             self._copies.copy_heads(pages, request.parts, to_pool=request.to_pool)
             return
         moves: list[Move] = [
-            ((number * ranks + rank) * size, page * size, size) for number, page in pages
+            ((number * share.parts + share.part) * size, page * size, size)
+            for number, page in pages
         ]
         self._copies.copy(moves, to_pool=request.to_pool)
 
 
-def copy_pages(pool: PagePool, requests: Socket, rank: int, ranks: int) -> None:
+def copy_pages(pool: PagePool, requests: Socket, share: RankShare) -> None:
     """Serves rank 0's copy requests, in the process of another rank; does not return."""
     decoder = msgspec.msgpack.Decoder(SharedBlocks | CopyPages)
     shared = decoder.decode(requests.recv())
     assert isinstance(shared, SharedBlocks), "copies begin with the memory"
-    part = _Part(pool, shared, RankShare(rank, ranks))
+    part = _Part(pool, shared, share)
     requests.send(b"")
     while isinstance(request := decoder.decode(requests.recv()), CopyPages):
         part.copy(request)

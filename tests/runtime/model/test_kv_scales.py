@@ -71,9 +71,18 @@ def test_a_rank_has_those_of_its_heads(shape: tuple[int, ...], tmp_path: Path) -
     assert torch.equal(parts[1].values, 2 * parts[1].keys)
 
 
+def test_ranks_with_copies_of_a_head_have_its_scale(tmp_path: Path) -> None:
+    by_head = torch.arange(1.0, HEADS + 1)
+    both = {"k_scale": by_head, "v_scale": 2 * by_head}
+    parts = [read(tmp_path, both, Shard(rank, 2 * HEADS, 2)) for rank in range(2 * HEADS)]
+    assert [part.keys[0].tolist() for part in parts[:3]] == [[1.0], [1.0], [2.0]]
+    assert all(torch.equal(part.values, 2 * part.keys) for part in parts)
+
+
 def test_without_any_they_are_one(tmp_path: Path) -> None:
     assert read(tmp_path, {}).are_one
     assert kv_scales(SPEC, None, Shard(0, 2)).keys.shape == (LAYERS, HEADS // 2)
+    assert kv_scales(SPEC, None, Shard(0, 2 * HEADS, 2)).keys.shape == (LAYERS, 1)
 
 
 @pytest.mark.parametrize(

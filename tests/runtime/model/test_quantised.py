@@ -76,6 +76,18 @@ def test_the_parts_of_all_ranks_joined_are_the_numbers_that_are_meant(
     assert torch.equal(torch.cat(parts, 0 if split is Split.ROWS else 1), meant)
 
 
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_ranks_with_copies_of_a_key_head_read_the_same_part(tmp_path: Path, scheme: str) -> None:
+    meant = write(tmp_path, scheme)
+    with Checkpoint(tmp_path) as checkpoint:
+        parts = [
+            read(MappedWeights(checkpoint), checkpoint, scheme, Shard(rank, 8, 2), Split.KEYS)
+            for rank in range(8)
+        ]
+    assert torch.equal(torch.cat(parts[::2]), torch.cat(parts[1::2]))
+    assert torch.equal(torch.cat(parts[::2]), meant)
+
+
 @pytest.mark.parametrize("scheme", ["fp8-blocks", "compressed-channel", "awq", "gptq"])
 def test_streamed_as_to_a_device(tmp_path: Path, scheme: str) -> None:
     meant = write(tmp_path, scheme)

@@ -214,6 +214,7 @@ def test_a_streamed_model_computes_what_a_mapped_one_does(name: str, tmp_path: P
 
 def test_a_size_that_does_not_divide_the_heads_is_refused() -> None:
     spec = spec_from(DUMMIES["qwen3-tiny"])
-    check_division(spec, 2)
-    with pytest.raises(InvalidConfigError, match=r"tensorParallelSize: 4 .* allowed: one of 1, 2,"):
-        check_division(spec, 4)
+    check_division(spec, 4)
+    allowed = "one of 1, 2, 4, for the model's num_attention_heads 4, num_key_value_heads 2, inter"
+    with pytest.raises(InvalidConfigError, match=f"tensorParallelSize: 8 is .* allowed: {allowed}"):
+        check_division(spec, 8)

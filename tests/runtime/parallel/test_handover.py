@@ -1,4 +1,5 @@
-"""Engines of several ranks hand pages over: every rank's heads, to as many ranks or to others."""
+"""Engines of several ranks hand pages over: every rank's heads, to as many ranks or to others. Of
+four ranks two hold the same key head."""
 
 from __future__ import annotations
 
@@ -28,6 +29,10 @@ def expected() -> dict[str, Answer]:
         ("TCP", False, 2, 1),
         ("Mooncake", False, 1, 2),
         ("Mooncake", True, 2, 1),
+        ("TCP", True, 2, 4),
+        ("TCP", False, 4, 1),
+        pytest.param("Mooncake", False, 1, 4, marks=pytest.mark.full),
+        pytest.param("TCP", True, 4, 2, marks=pytest.mark.full),
         pytest.param("Mooncake", False, 2, 2, marks=pytest.mark.full),
         pytest.param("TCP", False, 1, 2, marks=pytest.mark.full),
         pytest.param("Mooncake", False, 2, 1, marks=pytest.mark.full),

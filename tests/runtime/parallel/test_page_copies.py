@@ -11,7 +11,7 @@ import pytest
 import torch
 import zmq
 from sluice_runtime.handover.transfer.registered import memory_at
-from sluice_runtime.kv.host_blocks import BlockCounts
+from sluice_runtime.kv.host_blocks import BlockCounts, RankShare
 from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.parallel.page_copies import RankBlocks, copy_pages
 
@@ -21,20 +21,22 @@ NO_MESSAGE = b"\xc0"
 
 
 @contextmanager
-def ranks(pools: list[PagePool], blocks: int, block_pages: int) -> Iterator[RankBlocks]:
+def ranks(
+    pools: list[PagePool], blocks: int, block_pages: int, copies: int = 1
+) -> Iterator[RankBlocks]:
     """Ranks after the first are threads here."""
-    context = zmq.Context()
+    context, size = zmq.Context(), len(pools)
     asking, threads = list[zmq.Socket[bytes]](), list[Thread]()
     for rank, pool in enumerate(pools[1:], 1):
         asked = context.socket(zmq.REP)
         asked.bind(f"inproc://copies-{rank}")
         asking.append(context.socket(zmq.REQ))
         asking[-1].connect(f"inproc://copies-{rank}")
-        threads.append(Thread(target=_serve, args=(pool, asked, rank)))
+        threads.append(Thread(target=_serve, args=(pool, asked, RankShare(rank, size, copies))))
         threads[-1].start()
     try:
-        size = block_pages * RANKS * pools[0].page_bytes
-        yield RankBlocks(pools[0], BlockCounts(blocks), asking, size)
+        block_bytes = block_pages * size // copies * pools[0].page_bytes
+        yield RankBlocks(pools[0], BlockCounts(blocks), asking, block_bytes, copies)
     finally:
         for socket, thread in zip(asking, threads, strict=True):
             socket.send(NO_MESSAGE)
@@ -42,9 +44,9 @@ def ranks(pools: list[PagePool], blocks: int, block_pages: int) -> Iterator[Rank
         context.destroy(linger=0)
 
 
-def _serve(pool: PagePool, asked: zmq.Socket[bytes], rank: int) -> None:
+def _serve(pool: PagePool, asked: zmq.Socket[bytes], share: RankShare) -> None:
     with suppress(Exception), asked:
-        copy_pages(pool, asked, rank, RANKS)
+        copy_pages(pool, asked, share)
 
 
 def pools(seed: int) -> list[PagePool]:
@@ -103,3 +105,32 @@ def test_pages_of_another_number_of_ranks_are_divided_among_the_pools_and_back(p
         blocks.to_host(0, taken, parts)
         assert bytes(memory_at(blocks.address_of(0), 2 * size)) == sent
     assert torch.equal(torch.cat([pool.data[[9, 0]] for pool in ours], dim=4), pages)
+
+
+@pytest.mark.parametrize(("copies", "heads"), [(2, 2), (4, 1)])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_ranks_with_the_same_head_send_it_once_and_all_get_it(
+    copies: int, heads: int, parts: int
+) -> None:
+    if parts > heads:
+        pytest.skip("one head is in one part")
+    size = copies * heads
+    ours = [PagePool(KvShape(2, 1, 8, torch.float32), PAGES, 4) for _ in range(size)]
+    # [page, layer, 2, token, head, dim]
+    pages = torch.randn((2, 2, 2, 4, heads, 8), generator=torch.Generator().manual_seed(parts))
+    sent = torch.stack(pages.chunk(parts, dim=4), dim=1).numpy().tobytes()
+    with ranks(ours, blocks=2, block_pages=4, copies=copies) as blocks:
+        assert blocks.parts == heads
+        assert blocks.page_bytes == len(sent) // 2
+        page = blocks.page_bytes
+        taken = [(9 * page, page), (0, page)]
+        memory_at(blocks.address_of(1), 2 * page)[:] = sent
+        blocks.to_device(1, taken, parts)
+        held = [pool.data[[9, 0]].clone() for pool in ours]
+        for rank, pool in enumerate(ours):
+            if rank % copies:
+                pool.data.fill_(-1)  # only the first with a head sends it
+        blocks.to_host(0, taken, parts)
+        assert bytes(memory_at(blocks.address_of(0), 2 * page)) == sent
+    for rank, own in enumerate(held):
+        assert torch.equal(own[..., 0, :], pages[..., rank // copies, :])

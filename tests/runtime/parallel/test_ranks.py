@@ -1,4 +1,4 @@
-"""Two processes that share each layer answer as one process does, and end together."""
+"""Processes that share each layer answer as one process does, and end together."""
 
 from __future__ import annotations
 
@@ -13,11 +13,16 @@ from pathlib import Path
 import pytest
 import torch
 from msgspec.structs import replace
+from safetensors.torch import save_file
 from sluice_contract.config.sizing import ResolvedConfig
 from sluice_runtime.engine.build import Engine, EngineHooks, build_engine
 from sluice_runtime.engine.prepare import prepare
+from sluice_runtime.layers.backend import TORCH
 from sluice_runtime.model.adapters import adapter_key
-from sluice_runtime.model.files import resolve
+from sluice_runtime.model.families.registry import spec_from
+from sluice_runtime.model.files import DUMMIES, resolve
+from sluice_runtime.model.layer_tensors import WHOLE_ON_CPU, Reader
+from sluice_runtime.model.load import build_decoder
 from sluice_runtime.parallel.joined import JoinedRanks, joined_ranks
 from sluice_runtime.scheduler.batch import Batch
 from sluice_runtime.scheduler.pacing import LayerSplit
@@ -33,6 +38,7 @@ from tests.runtime.harness import (
     resolved_config,
     run_engine,
 )
+from tests.runtime.model.test_streamed_weights import Recorded
 from tests.runtime.random_adapter import write_random_adapter
 from tests.runtime.scheduler.building import SplitChunk
 
@@ -45,6 +51,7 @@ SIZES = {
     "max_running_requests": 5,
     "reserve_percent": 10,
 }
+ONE_KEY_HEAD = "one key head"
 SAMPLINGS = (
     Sampling(temperature=0.0),
     Sampling(temperature=1.0, seed=7),
@@ -69,17 +76,27 @@ def requests() -> list[Generate]:
     ]
 
 
-def sharing(model: str = "dummy://qwen3-tiny", **settings: object) -> ResolvedConfig:
-    """Two ranks on CPUs, which users cannot ask for."""
+def sharing(model: str = "dummy://qwen3-tiny", size: int = 2, **settings: object) -> ResolvedConfig:
+    """Several ranks on CPUs, which users cannot ask for."""
     config = resolved_config(model, **SIZES, **settings)
-    return config.model_copy(update={"tensor_parallel_size": 2})
+    return config.model_copy(update={"tensor_parallel_size": size})
 
 
-def first_of_two(config: ResolvedConfig, ranks: JoinedRanks, hooks: EngineHooks) -> Engine:
-    """As the other rank does it for itself."""
+def first_rank(config: ResolvedConfig, ranks: JoinedRanks, hooks: EngineHooks) -> Engine:
+    """As the other ranks do it for themselves."""
     engine = build_engine(config, resolve(config.model.uri), hooks, group=ranks.group)
     prepare(config, engine)
     return engine
+
+
+def write_one_key_head(folder: Path) -> str:
+    """A model with random weights, in files; its path."""
+    config = {**DUMMIES["qwen3-tiny"], "num_key_value_heads": 1}
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = Recorded()
+    build_decoder(Reader(spec_from(config), weights, torch.float32, WHOLE_ON_CPU), TORCH)
+    save_file(weights.tensors, folder / "model.safetensors")
+    return str(folder)
 
 
 def with_adapters(asked: list[Generate], adapters: dict[str, Path]) -> list[Generate]:
@@ -89,33 +106,39 @@ def with_adapters(asked: list[Generate], adapters: dict[str, Path]) -> list[Gene
 
 
 @pytest.mark.parametrize(
-    ("name", "overlap", "adapted"),
+    ("name", "size", "overlap", "adapted"),
     [
-        ("qwen3-tiny", True, None),
-        ("qwen3-tiny", False, "adapters_file"),
-        ("qwen3-moe-tiny", False, "adapters"),
-        ("phi3-tiny", False, "adapters"),
-        ("olmo2-tiny", True, None),
-        ("gpt-oss-tiny", False, None),
-        ("gemma3-tiny", True, None),
-        ("granite-tiny", False, "adapters"),
+        ("qwen3-tiny", 2, True, None),
+        ("qwen3-tiny", 4, True, "adapters_file"),
+        ("qwen3-moe-tiny", 2, False, "adapters"),
+        ("phi3-tiny", 2, False, "adapters"),
+        ("olmo2-tiny", 2, True, None),
+        ("gpt-oss-tiny", 2, False, None),
+        ("gemma3-tiny", 2, True, None),
+        ("granite-tiny", 2, False, "adapters"),
+        (ONE_KEY_HEAD, 2, False, None),
         *(
             pytest.param(*rest, marks=pytest.mark.full)
             for rest in (
-                ("qwen3-tiny", False, None),
-                ("qwen3-tiny", True, "adapters"),
-                ("qwen2-tiny", False, None),
-                ("glm4-tiny", False, "adapters"),
-                ("mixtral-tiny", False, None),
+                ("qwen3-tiny", 2, False, "adapters_file"),
+                ("qwen3-tiny", 2, True, "adapters"),
+                ("qwen2-tiny", 2, False, None),
+                ("glm4-tiny", 2, False, "adapters"),
+                ("phi3-tiny", 4, True, "adapters"),
+                ("mixtral-tiny", 2, False, None),
             )
         ),
     ],
 )
-def test_two_ranks_answer_as_one(
-    name: str, overlap: bool, adapted: str | None, tmp_path: Path
+def test_ranks_answer_as_one(
+    name: str, size: int, overlap: bool, adapted: str | None, tmp_path: Path
 ) -> None:
-    model = f"dummy://{name}"
-    adapters = {each: write_random_adapter(tmp_path / each, i, name) for i, each in enumerate("ab")}
+    """Four ranks have two copies of each of two key heads."""
+    model = write_one_key_head(tmp_path) if name == ONE_KEY_HEAD else f"dummy://{name}"
+    names = "ab" if adapted else ""
+    adapters = {
+        each: write_random_adapter(tmp_path / each, i, name) for i, each in enumerate(names)
+    }
     settings: dict[str, object] = {"attention_backend": "torch"}
     asked = with_adapters(requests(), adapters) if adapted else requests()
     if adapted:
@@ -124,7 +147,7 @@ def test_two_ranks_answer_as_one(
         told = {"adapters": refs, "adapters_file": str(tmp_path / "adapters.json")}
         settings |= {adapted: told[adapted], "max_loras_per_batch": 1}
     plain = run_engine(engine_config(model, **SIZES, **settings), asked)
-    run, config = Run(), sharing(model, **settings)
+    run, config = Run(), sharing(model, size, **settings)
     recorder = Recorder(run)
 
     def of_requests(batch: Batch, logits: torch.Tensor) -> None:
@@ -132,12 +155,12 @@ def test_two_ranks_answer_as_one(
             recorder(batch, logits)
 
     with joined_ranks(config, torch.device("cpu")) as ranks:
-        engine = first_of_two(config, ranks, EngineHooks(on_logits=of_requests))
+        engine = first_rank(config, ranks, EngineHooks(on_logits=of_requests))
         for folder in adapters.values():
             shutil.rmtree(folder)  # each rank has read it: no step does
         with closing(engine.executor(overlap=overlap, announce=ranks.announce)) as executor:
             drive(engine.scheduler, executor, run, recorder, asked, ())
-        assert engine.pool.shape.kv_heads == 1, "each rank holds half of the heads"
+        assert engine.pool.shape.kv_heads == 1, "each rank holds one of the two heads"
         # With one slot few requests run at once.
         assert engine.scheduler.status().retractions > 0 or adapted
     assert run.tokens == plain.tokens
@@ -152,7 +175,7 @@ def test_two_ranks_split_a_chunk_alike() -> None:
     plain = run_engine(engine_config("dummy://qwen3-tiny", **SIZES), requests())
     run, config = Run(), sharing(attention_backend="torch")
     with joined_ranks(config, torch.device("cpu")) as ranks:
-        engine = first_of_two(config, ranks, EngineHooks())
+        engine = first_rank(config, ranks, EngineHooks())
         engine.scheduler._pacing._choice = SplitChunk(24, LayerSplit(32, 1))
         with closing(engine.executor(overlap=True, announce=ranks.announce)) as executor:
             drive(engine.scheduler, executor, run, Recorder(run), requests(), ())

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from sluice_contract.config.accelerators import FIXED_MIB, GRAPH_ROW_MIB
+from sluice_contract.config.accelerators import FIXED_MIB, GRAPH_ROW_MIB, MACHINE_GPUS
 from sluice_contract.config.model_shape import kv_values
 from sluice_contract.config.sizing import PlannedConfig, ResolvedConfig
 
@@ -28,8 +28,6 @@ from sluice_runtime.model.spec import ModelSpec
 from sluice_runtime.scheduler.kv_allocator import pages_for
 
 MIB: Final = 1 << 20
-MAX_RANKS: Final = 8
-"""Maximum ranks that a refusal recommends: the GPUs of one machine."""
 _NORM_VALUES: Final = 10
 """Memory of a norm in float32 for each value of the hidden size, in 2-byte values; taken from a
 memory trace."""
@@ -71,8 +69,8 @@ class ModelBytes:
     @property
     def _own_weights(self) -> int:
         spec, ranks = self.spec, self.ranks
-        heads = (spec.heads + spec.kv_heads) * spec.head_dim
-        attention = 2 * heads * spec.hidden_size // ranks + self._family.bias_values(spec, ranks)
+        heads = (spec.heads // ranks + spec.rank_kv_heads(ranks)) * spec.head_dim
+        attention = 2 * heads * spec.hidden_size + self._family.bias_values(spec, ranks)
         norms = spec.layers * self._family.norm_values(spec, ranks) + spec.hidden_size
         norm_dtype = self._family.norm_dtype
         norm_itemsize = norm_dtype.itemsize if norm_dtype else self.itemsize
@@ -102,7 +100,7 @@ class ModelBytes:
         """Size of keys and values of one token."""
         spec = self.spec
         itemsize = self.kv_itemsize or self.itemsize
-        own = kv_values(spec.layers, spec.kv_heads // self.ranks, spec.head_dim)
+        own = kv_values(spec.layers, spec.rank_kv_heads(self.ranks), spec.head_dim)
         return own * itemsize + (self.draft.token if self.draft else 0)
 
     def step(self, tokens: int, rows: int) -> int:
@@ -116,8 +114,8 @@ class ModelBytes:
             copies = experts.active * self._family.expert_step_values(hidden, width)
             chosen = 4 * experts.count + 16 * experts.active
             feed_forward = max(feed_forward, copies + chosen + 3 * hidden)
-        heads = (spec.heads + 2 * spec.kv_heads) * spec.head_dim // self.ranks
-        attention = 3 * heads + 3 * spec.hidden_size
+        heads = spec.heads // self.ranks + 2 * spec.rank_kv_heads(self.ranks)
+        attention = 3 * heads * spec.head_dim + 3 * spec.hidden_size
         # A norm that is not one fused kernel computes in float32.
         norm = _NORM_VALUES * spec.hidden_size
         widest = max(feed_forward, attention, norm)
@@ -129,7 +127,7 @@ class ModelBytes:
         does. It covers one context or decode rows, and masks of layers with and without a window.
         The measured step is a first chunk, which needs none of this."""
         spec, stored = self.spec, self.kv_itemsize or self.itemsize
-        token_values = 2 * (spec.kv_heads // self.ranks) * spec.head_dim
+        token_values = 2 * spec.rank_kv_heads(self.ranks) * spec.head_dim
         tokens = max(context_tokens, GPU_SPAN_BYTES // (token_values * stored))
         values = tokens * token_values
         most = self._family.gathered_values(values, spec.head_dim) * self.itemsize
@@ -144,9 +142,9 @@ class ModelBytes:
 
     def wider(self) -> Iterator[ModelBytes]:
         """The model over more ranks, as far as its layers can be divided."""
-        for ranks in (2, 4, 8):
-            uneven = any(part % ranks for part in self.spec.shared_sizes.values())
-            if self.ranks < ranks <= MAX_RANKS and not uneven:
+        ranks, counts = self.ranks, self.spec.rank_counts
+        while (ranks := 2 * ranks) <= MACHINE_GPUS:
+            if ranks in counts:
                 yield self.over(ranks)
 
 
@@ -226,8 +224,6 @@ def planned_pool_tokens(config: PlannedConfig, model: ModelBytes, total_bytes: i
     from what the weights leave of memoryPercent of a GPU. Every rank gets the same result."""
     if config.kv_pool_tokens is not None:
         return config.kv_pool_tokens
-    if not model.token:  # more ranks than key heads: refused where the model is read
-        return 0
     return max(0, memory_share(total_bytes, config) - model.weights) // model.token
 
 

@@ -130,7 +130,7 @@ class LoadedModel:
 
 def _kv_shape(model: Decoder | EagleHead) -> KvShape:
     spec, ranks = model.spec, model.group.size
-    kv_heads = spec.kv_heads // ranks
+    kv_heads = spec.rank_kv_heads(ranks)
     return KvShape(spec.layers, kv_heads, spec.head_dim, model.dtype, model.kv_scales)
 
 

@@ -132,7 +132,7 @@ class Family:
         windows = spec.windows
         return LayerShape(
             spec.heads // group.size,
-            spec.kv_heads // group.size,
+            spec.rank_kv_heads(group.size),
             spec.head_dim,
             spec.norm_eps,
             group,
@@ -225,7 +225,8 @@ class Family:
     def _gated(self, reader: Reader, part: str, width: int, names: ExpertNames) -> MlpWeights:
         hidden = reader.spec.hidden_size
         if self.joined_gate_up:
-            gate, up = reader.fused(f"{part}.gate_up_proj", [width, width], hidden)
+            widths = {"gate_proj": width, "up_proj": width}
+            gate, up = reader.fused(f"{part}.gate_up_proj", widths, hidden)
         else:
             gate, up = (
                 reader.matrix(f"{part}.{name}", width, hidden) for name in (names.gate, names.up)
@@ -242,7 +243,8 @@ class Family:
 
     def bias_values(self, spec: ModelSpec, ranks: int) -> int:
         """Number of weight values of a layer's attention on a rank besides matrices and norms."""
-        return sum(qkv_sizes(spec).values()) // ranks if spec.qkv_bias else 0
+        heads = spec.heads // ranks + 2 * spec.rank_kv_heads(ranks)
+        return heads * spec.head_dim if spec.qkv_bias else 0
 
     def expert_bias_values(self, spec: ModelSpec, experts: Experts, ranks: int) -> int:
         """Number of biases of a layer's experts and router on a rank."""

@@ -22,13 +22,13 @@ class _Olmo2(Family):
 
     def layer(self, reader: Reader, prefix: str, width: int, index: int) -> LayerWeights:
         layer, sizes = super().layer(reader, prefix, width, index), qkv_sizes(reader.spec)
-        query = reader.row_norm(f"{prefix}.self_attn.q_norm", sizes["q_proj"])
-        key = reader.row_norm(f"{prefix}.self_attn.k_norm", sizes["k_proj"])
+        query = reader.row_norm(f"{prefix}.self_attn.q_norm", "q_proj", sizes["q_proj"])
+        key = reader.row_norm(f"{prefix}.self_attn.k_norm", "k_proj", sizes["k_proj"])
         return replace(layer, whole_norms=(query, key))
 
     def norm_values(self, spec: ModelSpec, ranks: int) -> int:
-        heads = (spec.heads + spec.kv_heads) * spec.head_dim
-        return super().norm_values(spec, ranks) + heads // ranks
+        heads = spec.heads // ranks + spec.rank_kv_heads(ranks)
+        return super().norm_values(spec, ranks) + heads * spec.head_dim
 
 
 OLMO2: Final = _Olmo2(

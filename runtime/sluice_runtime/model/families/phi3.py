@@ -13,8 +13,7 @@ from sluice_runtime.model.layer_tensors import Reader
 
 class _Phi3(Family):
     def qkv(self, reader: Reader, attention: str, width: int) -> Iterator[Tensor]:
-        sizes = [*qkv_sizes(reader.spec).values()]
-        return reader.fused(f"{attention}.qkv_proj", sizes, width)
+        return reader.fused(f"{attention}.qkv_proj", qkv_sizes(reader.spec), width)
 
 
 PHI3: Final = _Phi3(

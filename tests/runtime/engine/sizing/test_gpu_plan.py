@@ -150,7 +150,7 @@ def divided(names: Iterable[str]) -> list[tuple[str, int]]:
     return [
         (name, ranks)
         for name, ranks in product(sorted(names), (1, 2, 4, 8))
-        if not any(size % ranks for size in MODELS[name][0].shared_sizes.values())
+        if ranks in MODELS[name][0].rank_counts
     ]
 
 
@@ -238,7 +238,7 @@ class PagedKernel:
     """Attention as a kernel over pages does it: rotated queries and keys, and the output."""
 
     def __init__(self, shape: ModelSpec, ranks: int) -> None:
-        self._heads, self._kv_heads = shape.heads // ranks, shape.kv_heads // ranks
+        self._heads, self._kv_heads = shape.heads // ranks, shape.rank_kv_heads(ranks)
 
     def attend(self, layer: int, qkv: Tensor, head_norm: object) -> Tensor:
         queries, keys, _ = qkv.split((self._heads, self._kv_heads, self._kv_heads), dim=1)
@@ -342,7 +342,8 @@ def test_a_model_fits_each_gpu_or_the_refusal_says_what_would(name: str, ranks: 
 def test_the_operators_estimate_is_the_engines_pool_to_a_few_percent(
     pages: str, kv_itemsize: int | None
 ) -> None:
-    for name, ranks in (("Qwen3-8B", 1), ("Qwen3-32B", 2), ("Qwen3-Coder-480B-A35B", 8)):
+    models = {"Qwen3-8B": 1, "Qwen3-32B": 2, "Qwen3-Coder-480B-A35B": 8, "GLM-4-9B-0414": 8}
+    for name, ranks in models.items():
         asked = question(name, "H200", 141, ranks, kvCacheDtype=pages)
         asked = replace(asked, model=replace(asked.model, kv_itemsize=kv_itemsize))
         spec, accelerator = asked.model.spec, asked.config.accelerator
@@ -427,10 +428,6 @@ def test_a_configured_pool_and_graph_batch_decide_how_many_requests_run_at_once(
     assert small.max_running_requests == 320
     graphs = question("Qwen3-0.6B", "H100", 80, 1, cudaGraphMaxBatch=700).config
     assert graphs.max_running_requests == 700
-
-
-def test_more_ranks_than_key_heads_are_left_to_the_refusal_of_the_model() -> None:
-    assert question("Qwen3-0.6B", "H200", 141, 16).config.max_running_requests == 512
 
 
 def test_sampling_all_rows_takes_a_twentieth_of_a_gpu_at_most() -> None:
