@@ -7,6 +7,7 @@ in a CUDA graph.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,19 +16,27 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-_recordings: list[list[Callable[[], None]]] = []
+
+class _Recordings(threading.local):
+    """What is being captured: in each thread its own, as ranks may be threads."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[Callable[[], None]]] = []
+
+
+_recordings = _Recordings()
 
 
 def capture(step: Callable[[], None]) -> Callable[[], None]:
     """As `engine.graphs.Capture`."""
     step()
     calls: list[Callable[[], None]] = []
-    _recordings.append(calls)
+    _recordings.calls.append(calls)
     try:
         with _Recorder(calls):
             step()
     finally:
-        _recordings.pop()
+        _recordings.calls.pop()
 
     def replay() -> None:
         for call in calls:
@@ -38,12 +47,12 @@ def capture(step: Callable[[], None]) -> Callable[[], None]:
 
 def kernel(function: Callable[..., None], *args: Any) -> None:
     """Runs `function` as one operation, which reads its tensors whenever it runs."""
-    if not _recordings:
+    if not _recordings.calls:
         function(*args)
         return
     with _disable_current_modes():
         function(*args)
-    _recordings[-1].append(partial(function, *args))
+    _recordings.calls[-1].append(partial(function, *args))
 
 
 class _Recorder(TorchDispatchMode):
