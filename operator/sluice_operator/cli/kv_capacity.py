@@ -44,7 +44,8 @@ class KvCapacity:
     how: Literal["exactly", "about", "at most"] = "about"
     """Precision of `tokens`."""
     token_bytes: int | None = None
-    """Bytes of one token's keys and values, over all layers and GPUs."""
+    """Bytes of one token's keys and values, over all layers and GPUs. More GPUs than key heads hold
+    copies."""
     missing: str | None = None
     """Why `tokens` is not known, for a person."""
 
@@ -101,13 +102,14 @@ def memory_share(
     if stored not in BYTES or dtype not in BYTES:
         return KvCapacity(missing=f"the size of {stored} and {dtype} is not known")
     number = BYTES[dtype] if settings.get("kv_cache_dtype", "auto") == "auto" else FP8_BYTES
-    token_bytes = kv_values(model.layers, model.kv_heads, model.head_dim) * number
+    ranks = max(1, accelerator.count)
+    heads = max(model.kv_heads, ranks)  # each GPU holds one at least
+    token_bytes = kv_values(model.layers, heads, model.head_dim) * number
     if accelerator.is_cpu:
         memory_bytes, place = memory_limit_bytes, "the memory limit"
         unknown = "an engine on CPUs without a memory limit tells it at its start"
     else:
         memory_mib, place = memory_mib_of(accelerator), str(accelerator)
-        ranks = max(1, accelerator.count)
         memory_bytes = None if memory_mib is None else memory_mib * MIB * ranks
         unknown = f"the memory of {accelerator} is not known"
     if memory_bytes is None:

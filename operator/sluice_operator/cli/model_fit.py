@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sluice_contract.config.accelerators import Accelerator, least_tokens
+from sluice_contract.config.accelerators import MACHINE_GPUS, Accelerator, least_tokens
 from sluice_contract.config.engine import EngineSettings
 from sluice_contract.config.model_facts import ModelFacts, facts_of
 from sluice_contract.config.published_models import is_gated, published_model
@@ -33,8 +33,6 @@ from sluice_operator.cli.kv_capacity import (
 from sluice_operator.service.rollout.planned_rollout import PlannedPool
 
 GIB: Final = 1 << 30
-MAX_COUNT: Final = 64
-"""GPUs of one engine at most."""
 
 
 @dataclass(frozen=True)
@@ -154,14 +152,15 @@ class _Fit:
         return least_tokens(_context_tokens(self.sizes, self.pool) or 1)
 
     @property
-    def counts(self) -> list[int]:
-        """Numbers of GPUs that divide the key heads; none where the key heads are unknown."""
-        heads = self.sizes.facts.kv_heads or 0
-        return [count for count in range(1, min(heads, MAX_COUNT) + 1) if not heads % count]
+    def counts(self) -> Sequence[int]:
+        """Numbers of GPUs that can share each layer; none where the model's sizes are unknown."""
+        return self.sizes.facts.tensor_parallel_sizes or ()
 
     def least_count(self, tokens: int) -> int | None:
-        """The least number of these GPUs that leaves a KV pool of `tokens`."""
+        """The least number of one machine's GPUs that leaves a KV pool of `tokens`."""
         for count in self.counts:
+            if count > MACHINE_GPUS:
+                break
             share = self._share(self.accelerator.model_copy(update={"count": count}))
             if share is not None and share.tokens >= tokens:
                 return count
@@ -186,10 +185,9 @@ def _finding(fit: _Fit, spec: InferenceServiceSpec) -> Finding | None:
     name, section = fit.sizes.name, spec.pool(fit.pool.role).accelerator_section
     source = f". Sizes are {fit.sizes.assumed}" if fit.sizes.assumed else ""
     count, field = max(1, fit.accelerator.count), f"{section}.accelerator.count"
-    heads = fit.sizes.facts.kv_heads
-    if heads and not fit.accelerator.is_cpu and count not in fit.counts:
+    if fit.counts and not fit.accelerator.is_cpu and count not in fit.counts:
         allowed = ", ".join(map(str, fit.counts))
-        text = f"{count} GPUs cannot divide the {heads} key heads of {name}"
+        text = f"{count} GPUs cannot share each layer of {name}"
         return Finding(field, f"{text}; allowed: {allowed}{source}")
     share = fit.share
     if share is None or "kv_pool_tokens" in fit.pool.settings or share.tokens >= fit.least_pool:

@@ -13,6 +13,7 @@ from pydantic import Field
 from sluice_contract.base import ConfigError, ContractModel
 from sluice_contract.config.model_shape import (
     MAX_COUNT,
+    MAX_RANKS,
     architecture_of,
     language_model,
     shape_from,
@@ -30,6 +31,12 @@ class ModelFacts(ContractModel):
     layers: int | None = Field(default=None, ge=1, description="Layers.")
     kv_heads: int | None = Field(default=None, ge=1, description="Heads of keys and values.")
     head_dim: int | None = Field(default=None, ge=1, description="Numbers in one head.")
+    tensor_parallel_sizes: list[int] | None = Field(
+        default=None,
+        max_length=MAX_RANKS,
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+        description="Numbers of GPUs that can share each layer.",
+    )
     dtype: str | None = Field(
         default=None, max_length=MAX_WORD, description="Type of the weights, e.g. bfloat16."
     )
@@ -67,6 +74,7 @@ def facts_of(config: Mapping[str, Any]) -> ModelFacts:
             "layers": shape.layers,
             "kv_heads": shape.kv_heads,
             "head_dim": shape.head_dim,
+            "tensor_parallel_sizes": [*shape.rank_counts],
             "context_tokens": shape.context_length_tokens,
             "parameters": min(shape.parameters, MAX_COUNT),
         }

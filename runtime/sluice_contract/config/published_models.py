@@ -40,6 +40,7 @@ class PublishedModel:
             layers=self.shape.layers,
             kv_heads=self.shape.kv_heads,
             head_dim=self.shape.head_dim,
+            tensor_parallel_sizes=[*self.shape.rank_counts],
             dtype="bfloat16",
             context_tokens=self.shape.context_length_tokens,
             quantization=self.quantization,

@@ -39,18 +39,19 @@ def roofline(model: ExplainedModel, accelerator: Accelerator, memory_percent: in
         named = accelerator.product or "no product"
         allowed = ", ".join(product.name for product in PRODUCTS if product.peak)
         raise NoCostError(f"no figures for {named}: they are there for {allowed}")
-    peak, count, key_heads = row.peak, max(1, accelerator.count), model.shape.kv_heads
-    if key_heads % count:
-        allowed = ", ".join(str(size) for size in range(1, key_heads + 1) if not key_heads % size)
+    peak, count = row.peak, max(1, accelerator.count)
+    if count not in (counts := model.shape.rank_counts):
+        allowed = ", ".join(map(str, counts))
+        sizes = ", ".join(f"{key} {size}" for key, size in model.shape.shared_sizes.items())
         raise NoCostError(
-            f"{model.name} cannot be divided among {count} GPUs: it has {key_heads} key heads; "
-            f"allowed: {allowed}"
+            f"{count} GPUs cannot share each layer of {model.name} ({sizes}); allowed: {allowed}"
         )
+    kv_bytes = model.kv_bytes * model.shape.key_copies(count)
     scale = REACHED * count * DOUBLING ** math.log2(count)
     flops, bandwidth = peak.tflops * 1e12 * scale, peak.terabytes * 1e12 * scale
     memory = (accelerator.memory_mib or row.memory_gib * 1024) * 2**20 * count
     share = memory * memory_percent / 100
-    tokens = int((share - model.held_bytes) // model.kv_bytes)
+    tokens = int((share - model.held_bytes) // kv_bytes)
     if tokens < least_tokens(model.shape.context_length_tokens):
         weights = math.ceil(model.held_bytes / 2**30)
         raise NoCostError(
@@ -71,6 +72,6 @@ def roofline(model: ExplainedModel, accelerator: Accelerator, memory_percent: in
             token=model.token_flop / flops,
             row=model.token_flop / flops,
             product=model.pair_flop / flops,
-            context=model.kv_bytes / bandwidth,
+            context=kv_bytes / bandwidth,
         ),
     )

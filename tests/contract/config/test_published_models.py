@@ -44,6 +44,26 @@ def test_parameters_are_those_of_the_model_card(name: str, billions: float) -> N
 
 
 @pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("Qwen3-235B-A22B", (1, 2, 4, 8, 16, 32, 64)),  # 64 heads, 4 key heads
+        ("Qwen2.5-7B-Instruct", (1, 2, 4)),  # 28 heads
+        ("phi-4", (1, 2, 5, 10, 20, 40)),  # 40 heads, 10 key heads
+        ("GLM-4-9B-0414", (1, 2, 4, 8, 16, 32)),  # 2 key heads
+        ("gpt-oss-20b", (1, 2, 4, 8, 16, 32, 64)),
+    ],
+)
+def test_ranks_divide_all_sizes_but_may_copy_key_heads(name: str, counts: tuple[int, ...]) -> None:
+    model = published_model([name])
+    assert model is not None
+    assert model.shape.rank_counts == counts
+    assert model.facts.tensor_parallel_sizes == [*counts]
+    heads = model.shape.kv_heads
+    for ranks in counts:
+        assert model.shape.rank_kv_heads(ranks) * ranks == heads * model.shape.key_copies(ranks)
+
+
+@pytest.mark.parametrize(
     ("names", "found"),
     [
         (["hf://Qwen/Qwen3-8B"], "Qwen3-8B"),

@@ -44,9 +44,9 @@ MISFITS = [
         service("hf://mistralai/Mixtral-8x22B-v0.1", 1),
         "allowed: count 8",
     ),  # 4 keep more memory back
-    (service("hf://Qwen/Qwen3-235B-A22B", 4), "; allowed: GPUs that leave 110 GiB each, or"),
-    (service("hf://acme/qwen3-8b", 3), "3 GPUs cannot divide the 8 key heads of Qwen3-8B; all"),
-    (service("hf://zai-org/GLM-4-9B-0414", 4), "allowed: 1, 2"),
+    (service("hf://Qwen/Qwen3-235B-A22B", 4), "; allowed: count 8, GPUs that leave 110 GiB each"),
+    (service("hf://acme/qwen3-8b", 3), "3 GPUs cannot share each layer of Qwen3-8B; allowed: 1,"),
+    (service("hf://Qwen/Qwen2.5-7B-Instruct", 8), "of Qwen2.5-7B-Instruct; allowed: 1, 2, 4. S"),
 ]
 
 
@@ -71,7 +71,7 @@ def test_a_model_that_does_not_fit_is_an_error_of_plan_and_explain(
 @pytest.mark.parametrize(
     ("asks", "says"),
     [
-        (service("pvc://models/qwen3-8b", 3), "3 GPUs cannot divide the 8 key heads of Qwen3-8B"),
+        (service("pvc://models/qwen3-8b", 3), "3 GPUs cannot share each layer of Qwen3-8B"),
         (service("pvc://models/tiny", name="llama-3.3-70b"), "Llama-3.3-70B-Instruct does not fit"),
         (service("hf://acme/tiny", name="llama-3.3-70b"), "Llama-3.3-70B-Instruct does not fit"),
     ],
@@ -107,14 +107,14 @@ def test_the_resolved_model_and_a_given_config_come_before_the_table(
     assert explain(words, asked) == 0, "the simulator says what is wrong with it"
 
 
-def test_key_heads_that_are_unknown_refuse_no_number_of_gpus(
+def test_sizes_that_are_unknown_refuse_no_number_of_gpus(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    resolved = {key: value for key, value in RESOLVED.items() if key != "kvHeads"}
+    resolved = {key: value for key, value in RESOLVED.items() if key != "tensorParallelSizes"}
     status = {"model": {"uri": "hf://org/thing-7b", "revision": "main", **resolved}}
     asks = service("hf://org/thing-7b", 2) | {"status": status}
     assert main(["plan", "-f", spec_file(tmp_path, asks)]) == 0
-    assert "key heads" not in "".join(capsys.readouterr())
+    assert "cannot share" not in "".join(capsys.readouterr())
 
 
 def test_a_limit_of_memory_is_too_small_on_cpus(

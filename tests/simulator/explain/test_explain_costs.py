@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from sluice_contract.config.accelerators import Accelerator
@@ -66,13 +67,23 @@ def test_two_gpus_are_faster_and_less_than_twice() -> None:
     assert 1.7 < one.token / two.token < 2
 
 
+def test_gpus_with_copies_of_key_heads_read_and_hold_as_much_as_if_each_had_its_own() -> None:
+    shapes, gpus = (
+        [replace(LLAMA_8B.shape, kv_heads=heads) for heads in (2, 8)],
+        Accelerator(product="H100", count=8),
+    )
+    copied, own = (roofline(replace(LLAMA_8B, shape=shape), gpus, 85) for shape in shapes)
+    assert copied.coefficients.context == own.coefficients.context
+    assert copied.kv_pool_tokens == pytest.approx(own.kv_pool_tokens, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("accelerator", "says"),
     [
         (Accelerator(product="NVIDIA-Brand-New", count=1), "no figures for NVIDIA-Brand-New"),
         (Accelerator(count=1), "no figures for no product"),
         (Accelerator(product="Tesla-T4", count=1), "15 GiB, and 1 x T4 leave 12 GiB"),
-        (Accelerator(product="H100", count=3), "among 3 GPUs: it has 8 key heads; allowed: 1, 2,"),
+        (Accelerator(product="H100", count=3), "3 GPUs cannot share each layer of"),
         (Accelerator(product="A100-SXM4-40GB-MIG-1g.5gb", memory_mib=5120, count=1), "no figures"),
     ],
 )
