@@ -313,6 +313,14 @@ HANDOVER_MUTATIONS: Final = (
         package="kv",
     ),
     Mutation(
+        "transfer: every rank that holds a copy of a head sends it",
+        "page_copies",
+        "if not request.to_pool and not share.is_first:",
+        "if not request.page_ids:",
+        ("test_page_copies",),
+        package="parallel",
+    ),
+    Mutation(
         "transfer: pages that were divided by heads are not checked",
         "landing",
         "verify(job, partial(self._checksum_of, parts=job.parts))",

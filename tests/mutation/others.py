@@ -16,6 +16,14 @@ OTHERS: Final = (
         package="engine",
     ),
     Mutation(
+        "ranks: a copy is of another key head than that of the rank's queries",
+        "shard",
+        "Shard(self.rank // self.key_copies, self.parts(split)).along(whole, 0)",
+        "Shard(self.rank % self.parts(split), self.parts(split)).along(whole, 0)",
+        ("test_quantised", "test_kv_scales"),
+        package="model",
+    ),
+    Mutation(
         "runner: a row without a distribution has no token that can be computed",
         "runner",
         "self._rows.last_tokens.index_copy_(0, rows.long(), tokens.clamp(min=0))",
