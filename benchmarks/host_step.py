@@ -35,6 +35,7 @@ from sluice_runtime.grammar.masks import Matchers
 from sluice_runtime.grammar.waiting import GrammarQueue
 from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.layers import flashinfer_graphs
+from sluice_runtime.layers.attention import PLAIN
 from sluice_runtime.layers.backend import TORCH
 from sluice_runtime.layers.flashinfer_library import Target
 from sluice_runtime.parallel.group import SOLO
@@ -159,7 +160,8 @@ class HostSteps:
         pool = PagePool(SHAPE, rows * (row_pages + 1), page_size, CPU)
         device = StreamDevice(CPU, lambda size: torch.zeros(size, dtype=torch.uint8), Event)
         self.runner = _runner(rows, row_pages, pool, device)
-        wrappers = flashinfer_graphs.GraphWrappers(library, Target(CPU, (9, 0), 132), pool, HEADS)
+        target = Target(CPU, (9, 0), 132)
+        wrappers = flashinfer_graphs.GraphWrappers(library, target, PLAIN, pool, HEADS)
         self.replays = 0
         self.runner.capture(graph_batches(rows), wrappers.wrapper, lambda _: self._replay)
         scheduler = Scheduler(_settings(rows, pool), PageAllocator(pool.pages))

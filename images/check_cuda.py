@@ -53,11 +53,12 @@ def _kernels() -> Iterator[str]:
     ahead.use_built()
     wanted = os.environ
     architectures = [int(one) for one in wanted["ARCHITECTURES"].split()]
-    dims = [int(one) for one in wanted["HEAD_DIMS"].split()]
+    heads = [ahead.Heads.of(one) for one in wanted["HEADS"].split()]
     for architecture in architectures:
-        for shape in ahead.shapes(wanted["DTYPES"].split(), dims):
+        for shape in ahead.shapes(wanted["DTYPES"].split(), heads):
             yield from ahead.missing_modules(shape, architecture)
-            if missing := ahead.missing_hopper_module(shape, architecture):
+            missing = ahead.missing_hopper_module(shape, architecture)
+            if missing and not shape.windows:
                 yield missing
     if not any(CUBINS.glob("*")):
         yield f"{CUBINS} has no kernels"

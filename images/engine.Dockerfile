@@ -37,13 +37,13 @@ COPY kernels/sluice_kernels/csrc /kernels/sluice_kernels/csrc
 RUN sh /opt/build/kernels.sh /kernels /built
 
 # For cuda, the same for GPUs: hours for all of them on a few cores, so what is done is kept. With
-# fewer of ARCHITECTURES (compute capabilities: A100, H100 and H200, B200), DTYPES and HEAD_DIMS an
+# fewer of ARCHITECTURES (compute capabilities: A100, H100 and H200, B200), DTYPES and HEADS an
 # engine that meets another one computes attention in plain torch, and says so.
 FROM packages AS gpu-kernels
 ARG ACCELERATOR=cpu
 ARG ARCHITECTURES="80 90 100"
 ARG DTYPES="bfloat16 float16"
-ARG HEAD_DIMS="64 128"
+ARG HEADS="64 128 128w 256w"
 ARG UV_VERSION=0.13.8
 ARG UV_CACHE_DIR=/var/cache/uv
 COPY --from=requirements /compiler.txt /
@@ -58,7 +58,7 @@ FROM packages AS code
 ARG ACCELERATOR=cpu
 ARG ARCHITECTURES="80 90 100"
 ARG DTYPES="bfloat16 float16"
-ARG HEAD_DIMS="64 128"
+ARG HEADS="64 128 128w 256w"
 COPY images/check_engine.py images/check_cuda.py /opt/build/
 COPY runtime/sluice_contract /app/sluice_contract
 COPY runtime/sluice_runtime /app/sluice_runtime

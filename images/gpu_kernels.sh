@@ -18,6 +18,6 @@ sh /opt/build/uv.sh
 export PYTHONPATH="$2" PATH="/opt/venv/bin:$PATH"
 # shellcheck disable=SC2086  (lists)
 python "$2/build_flashinfer.py" "$4/built" -a $ARCHITECTURES --dtypes $DTYPES \
-    --head-dims $HEAD_DIMS --scratch "$4/scratch"
+    --heads $HEADS --scratch "$4/scratch"
 cp -r "$4/built" "$3/flashinfer_built"
 python -m sluice_kernels.triton.build "$3/triton/built"

@@ -1,5 +1,5 @@
 """Builds flashinfer's kernels ahead: `kernels/build_flashinfer.py [FOLDER] [-a 80 90 100]
-[--dtypes bfloat16 float16] [--head-dims 64 128] [--compared] [--scratch FOLDER] [--jobs N]`.
+[--dtypes bfloat16 float16] [--heads 64 128 128w 256w] [--compared] [--scratch FOLDER] [--jobs N]`.
 
 FOLDER gets a manifest and one library for each module, with the code of all architectures. By
 default it is the folder in `sluice_kernels` where engines look. Needs flashinfer 0.6.13, torch for
@@ -28,6 +28,7 @@ from sluice_kernels.flashinfer_ahead import (
     BUILT,
     SHORT,
     VERSION,
+    Heads,
     Manifest,
     Module,
     Shape,
@@ -40,7 +41,8 @@ from sluice_kernels.flashinfer_ahead import (
 
 ARCHITECTURES: Final = (80, 90, 100)
 """Compute capabilities: A100 and its generation up to 8.9; H100 and H200; B200."""
-HEAD_DIMS: Final = (64, 128)
+HEADS: Final = (Heads(64), Heads(128), Heads(128, windows=True), Heads(256, windows=True))
+"""Heads of most models, then those of Gemma 3."""
 TARGETS: Final = "FLASHINFER_CUDA_ARCH_LIST"
 
 Build = Callable[[str, tuple[int, ...]], Path]
@@ -48,7 +50,8 @@ Build = Callable[[str, tuple[int, ...]], Path]
 
 
 def plan(every: list[Shape], architectures: list[int]) -> dict[str, tuple[int, ...]]:
-    """Architectures to build each module for. FA3's modules, which take the longest, come last."""
+    """Architectures to build each module for. FA3's modules, which take the longest, come last, and
+    are built for models without windows."""
     everywhere = {
         name: tuple(sorted(architectures)) for shape in every for name in needed_modules(shape)
     }
@@ -56,7 +59,7 @@ def plan(every: list[Shape], architectures: list[int]) -> dict[str, tuple[int, .
         name: (architecture,)
         for shape in every
         for architecture in architectures
-        if (name := hopper_module(shape, architecture))
+        if not shape.windows and (name := hopper_module(shape, architecture))
     }
     return everywhere | on_hopper
 
@@ -166,13 +169,14 @@ def specs(every: list[Shape]) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "silu_and_mul", partial(gen_act_and_mul_module, "silu")
     for shape in every:
         dtype, dim = getattr(torch, shape.dtype), shape.head_dim
-        # No built-in rotation, no sliding window, no logit cap; prompts are summed in float32.
+        # No built-in rotation, no logit cap; prompts are summed in float32.
         pages = torch.float8_e4m3fn if shape.fp8_pages else dtype
-        decode = (dtype, pages, dtype, torch.int32, dim, dim, 0, False, False)
-        yield shape.decode_module(), partial(gen_batch_decode_module, *decode)
-        for kernels in ("fa2",) if shape.fp8_pages else ("fa2", "fa3"):
-            made = partial(gen_batch_prefill_module, kernels, *decode, False)
-            yield shape.prefill_module(kernels), made
+        types = (dtype, pages, dtype, torch.int32, dim, dim, 0)
+        yield shape.decode_module(), partial(gen_batch_decode_module, *types, False, False)
+        kinds = [("fa2", False), ("fa2", True) if shape.windows else ("fa3", False)]
+        for kernels, windowed in kinds[:1] if shape.fp8_pages and not shape.windows else kinds:
+            made = partial(gen_batch_prefill_module, kernels, *types, windowed, False, False)
+            yield shape.prefill_module(kernels, windowed=windowed), made
 
 
 def main(words: list[str] | None = None) -> int:
@@ -180,12 +184,12 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, nargs="?", default=BUILT)
     parser.add_argument("-a", "--architectures", type=int, nargs="+", default=ARCHITECTURES)
     parser.add_argument("--dtypes", nargs="+", choices=SHORT, default=list(SHORT))
-    parser.add_argument("--head-dims", type=int, nargs="+", default=HEAD_DIMS)
+    parser.add_argument("--heads", type=Heads.of, nargs="+", default=HEADS, help=Heads.of.__doc__)
     parser.add_argument("--compared", action="store_true", help=f"{', '.join(COMPARED)} as well")
     parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()) / "flashinfer")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     arguments = parser.parse_args(words)
-    every = shapes(arguments.dtypes, arguments.head_dims)
+    every = shapes(arguments.dtypes, arguments.heads)
     wanted = plan(every, arguments.architectures)
     if arguments.compared:
         wanted |= dict.fromkeys(COMPARED, tuple(sorted(arguments.architectures)))

@@ -143,9 +143,7 @@ def _without_modules(
     """Names of the cases whose kernels were not built ahead: to compile them takes longer than a
     case may take."""
     missing = {
-        case.name: missing_modules(device, case.head_dims)
-        for case in cases
-        if case.name not in before
+        case.name: missing_modules(device, case.heads) for case in cases if case.name not in before
     }
     refused = tuple(name for name, modules in missing.items() if modules)
     if refused:

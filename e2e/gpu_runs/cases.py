@@ -20,44 +20,47 @@ class Case:
     words: tuple[str, ...]
     """Words of the command line after the Python."""
     seconds: int
-    head_dims: tuple[int, ...] = ()
-    """Head dims of the case's bfloat16 models: flashinfer's modules for them must have been built
-    ahead."""
+    heads: tuple[str, ...] = ()
+    """Heads of the case's bfloat16 models, as `flashinfer_ahead.Heads.of` reads them: flashinfer's
+    modules for them must have been built ahead."""
 
 
 def _tests(
-    name: str, seconds: int, *files: str, chosen: str = "", dims: tuple[int, ...] = ()
+    name: str, seconds: int, *files: str, chosen: str = "", heads: tuple[str, ...] = ()
 ) -> Case:
     words = ["-m", "pytest", "-c", "tests/gpu/pytest.ini", "--rootdir=.", "-v", "--tb=short"]
     words += ["-m", "gpu", *files, *(["-k", chosen] if chosen else [])]
-    return Case(name, tuple(words), seconds, dims)
+    return Case(name, tuple(words), seconds, heads)
 
 
-def _bench(name: str, seconds: int, dims: tuple[int, ...] = (128,)) -> Case:
-    return Case(name, ("-m", f"benchmarks.gpu.{name}"), seconds, dims)
+def _bench(name: str, seconds: int, heads: tuple[str, ...] = ("128",)) -> Case:
+    return Case(name, ("-m", f"benchmarks.gpu.{name}"), seconds, heads)
 
 
 AGREEMENT = "tests/gpu/test_agreement.py"
 GRAPHS = "tests/runtime/engine/test_graphs.py"
 ATTENTION = "tests/runtime/layers/test_attention_flashinfer.py"
 OPERATORS = "tests/runtime/layers/test_flashinfer_operators.py"
+PLAIN = "not 8_bits and not windows"
 TESTS = (
-    _tests("graphs", 90, GRAPHS, chosen="dim128", dims=(128,)),
-    _tests("agreement-bfloat16", 150, AGREEMENT, chosen="bfloat16 and dim128", dims=(128,)),
-    _tests("agreement-graphs", 150, AGREEMENT, chosen="graphs and dim128", dims=(128,)),
-    _tests("attention", 90, ATTENTION, chosen="dim128 and not 8_bits", dims=(128,)),
+    _tests("graphs", 90, GRAPHS, chosen="dim128 and not windows", heads=("128",)),
+    _tests("agreement-bfloat16", 150, AGREEMENT, chosen="bfloat16 and dim128", heads=("128",)),
+    _tests("agreement-graphs", 150, AGREEMENT, chosen="graphs and dim128", heads=("128",)),
+    _tests("attention", 90, ATTENTION, chosen=f"dim128 and {PLAIN}", heads=("128",)),
     _tests("sampling", 90, "tests/gpu/test_sampling.py"),
     _tests("kernels", 90, "tests/gpu/test_kernels.py"),
-    _tests("operators", 60, OPERATORS, dims=(128,)),
+    _tests("operators", 60, OPERATORS, heads=("128",)),
     _tests("hand-over", 90, "tests/gpu/test_handover.py"),
     _tests("agreement-float32", 150, AGREEMENT, chosen="float32"),
     _tests("memory", 60, "tests/gpu/test_host_blocks.py"),
     _tests("weights", 60, "tests/gpu/test_weights.py"),
-    _tests("trained-model", 90, "tests/gpu/test_trained_model.py", dims=(64,)),
-    _tests("attention-dim64", 90, ATTENTION, chosen="dim64 and not 8_bits", dims=(64,)),
-    _tests("graphs-dim64", 90, GRAPHS, chosen="dim64", dims=(64,)),
-    _tests("fp8-pages", 120, ATTENTION, GRAPHS, chosen="8_bits or fp8", dims=(128,)),
-    _tests("agreement-dim64", 120, AGREEMENT, chosen="dim64 and not float32", dims=(64,)),
+    _tests("trained-model", 90, "tests/gpu/test_trained_model.py", heads=("64",)),
+    _tests("attention-dim64", 90, ATTENTION, chosen=f"dim64 and {PLAIN}", heads=("64",)),
+    _tests("graphs-dim64", 90, GRAPHS, chosen="dim64", heads=("64",)),
+    _tests("fp8-pages", 120, ATTENTION, GRAPHS, chosen="8_bits or fp8", heads=("128",)),
+    _tests("windows", 90, ATTENTION, GRAPHS, chosen="windows", heads=("128w", "256w")),
+    _tests("agreement-windows", 120, AGREEMENT, chosen="windows", heads=("256w",)),
+    _tests("agreement-dim64", 120, AGREEMENT, chosen="dim64 and not float32", heads=("64",)),
 )
 BENCHES = (
     _bench("overlap", 120),

@@ -57,12 +57,13 @@ def _device(driver: ctypes.CDLL, index: int) -> CudaDevice:
     return CudaDevice(name, 10 * major.value + minor.value)
 
 
-def missing_modules(device: CudaDevice, head_dims: tuple[int, ...]) -> list[str]:
+def missing_modules(device: CudaDevice, heads: tuple[str, ...]) -> list[str]:
     """flashinfer's modules for bfloat16 that were not built ahead, each with the reason."""
     if str(KERNELS) not in sys.path:
         sys.path.append(str(KERNELS))
-    from sluice_kernels import flashinfer_ahead
+    from sluice_kernels import flashinfer_ahead as ahead
 
-    every = [flashinfer_ahead.Shape("bfloat16", dim) for dim in head_dims]
-    missing = (flashinfer_ahead.missing_modules(shape, device.architecture) for shape in every)
+    shapes = ahead.shapes(["bfloat16"], map(ahead.Heads.of, heads))
+    every = (shape for shape in shapes if not shape.fp8_pages)
+    missing = (ahead.missing_modules(shape, device.architecture) for shape in every)
     return list(dict.fromkeys(module for modules in missing for module in modules))

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from sluice_kernels.architectures import HOPPER, built_for
 
@@ -40,28 +40,31 @@ class Shape:
     head_dim: int
     fp8_pages: bool = False
     """Keys and values are stored as e4m3; FA3 does not read them."""
+    windows: bool = False
+    """Some layers have a sliding window; FA2 computes these."""
 
     def decode_module(self) -> str:
-        """Name of the module for one token a row, without tensor cores."""
+        """Name of the module for one token a row, without tensor cores or windows."""
         return f"batch_decode_with_kv_cache_{self._types()}"
 
-    def prefill_module(self, kernels: str) -> str:
+    def prefill_module(self, kernels: str, *, windowed: bool = False) -> str:
         """Name of the module for any number of tokens a row; kernels: fa2 or fa3."""
         suffix = "_sm90" if kernels == "fa3" else ""
-        return f"batch_prefill_with_kv_cache_{self._types()}_f16qk_False{suffix}"
+        return f"batch_prefill_with_kv_cache_{self._types(windowed)}_f16qk_False{suffix}"
 
-    def _types(self) -> str:
+    def _types(self, windowed: bool = False) -> str:
         name, dim = SHORT[self.dtype], self.head_dim
         pages = "e4m3" if self.fp8_pages else name
         return (
             f"dtype_q_{name}_dtype_kv_{pages}_dtype_o_{name}_dtype_idx_i32_head_dim_qk_{dim}"
-            f"_head_dim_vo_{dim}_posenc_0_use_swa_False_use_logits_cap_False"
+            f"_head_dim_vo_{dim}_posenc_0_use_swa_{windowed}_use_logits_cap_False"
         )
 
 
 def needed_modules(shape: Shape) -> tuple[str, ...]:
     """Modules that every engine calls."""
-    return (shape.decode_module(), shape.prefill_module("fa2"), *SHARED)
+    windowed = (shape.prefill_module("fa2", windowed=True),) if shape.windows else ()
+    return (shape.decode_module(), shape.prefill_module("fa2"), *windowed, *SHARED)
 
 
 def hopper_module(shape: Shape, architecture: int) -> str | None:
@@ -190,7 +193,23 @@ def use_built(folder: Path = BUILT) -> None:
         env.FLASHINFER_AOT_DIR = folder
 
 
-def shapes(dtypes: Iterable[str], head_dims: Iterable[int]) -> list[Shape]:
+class Heads(NamedTuple):
+    """Head dimension of a model, and kinds of its layers."""
+
+    dim: int
+    windows: bool = False
+
+    @classmethod
+    def of(cls, text: str) -> Heads:
+        """Heads that a text names: `128`, or `256w` where layers have sliding windows.
+
+        Raises:
+            ValueError: the text has another form.
+        """
+        return cls(int(text.removesuffix("w")), text.endswith("w"))
+
+
+def shapes(dtypes: Iterable[str], heads: Iterable[Heads]) -> list[Shape]:
     """Shapes for all combinations, each with 16-bit and with 8-bit pages."""
-    every = product(dtypes, head_dims, (False, True))
-    return [Shape(dtype, dim, fp8_pages) for dtype, dim, fp8_pages in every]
+    every = product(dtypes, heads, (False, True))
+    return [Shape(dtype, dim, fp8_pages, *kinds) for dtype, (dim, *kinds), fp8_pages in every]

@@ -17,8 +17,9 @@ LARGER: dict[str, Any] = {
     "initializer_range": 0.12,
     "tie_word_embeddings": True,
 }
-HEADS = {"group4-dim128": (8, 128), "group2-dim64": (4, 64)}
-"""Query heads and their dimension; tensor cores decode where four or more share a key head."""
+HEADS = {"group4-dim128": (8, 128), "group2-dim64": (4, 64), "windows-dim256": (4, 256)}
+"""Query heads and their dimension; tensor cores decode where four or more share a key head, and in
+layers with a window."""
 
 
 def accelerator() -> dict[str, Any]:
@@ -30,11 +31,17 @@ def accelerator() -> dict[str, Any]:
 
 def write_model(folder: Path, heads: str, dtype: torch.dtype) -> Path:
     """Random weights, saved as transformers does."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    import transformers
 
     torch.manual_seed(7)
     count, dim = HEADS[heads]
-    config = Qwen3Config(**LARGER, num_attention_heads=count, head_dim=dim)
-    model: Any = Qwen3ForCausalLM(config)
+    sizes: dict[str, Any] = {**LARGER, "num_attention_heads": count, "head_dim": dim}
+    model: Any
+    if heads.startswith("windows"):
+        kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+        sizes |= {"sliding_window": 24, "layer_types": kinds, "query_pre_attn_scalar": dim}
+        model = transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**sizes))
+    else:
+        model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**sizes))
     model.to(dtype).save_pretrained(folder)
     return folder

@@ -58,6 +58,7 @@ def cases(dtype: str) -> list[Case]:
         Case(dtype, overlap=False),
         Case(dtype),
         Case(dtype, "group2-dim64"),
+        Case(dtype, "windows-dim256"),
         Case(dtype, chunk_size=-1, mixed=False),
         Case(dtype, page_size=1, chunk_size=16),
         Case(dtype, chunk_size=32, pool_tokens=256),
@@ -72,6 +73,7 @@ FA3 = [
 GRAPHS = [
     Case("bfloat16", graphs=16),
     Case("bfloat16", "group2-dim64", graphs=16),
+    Case("bfloat16", "windows-dim256", graphs=16),
     Case("bfloat16", page_size=1, graphs=4),
     Case("bfloat16", chunk_size=32, pool_tokens=256, graphs=16),
     Case("bfloat16", drafts=4, graphs=16),

@@ -119,7 +119,7 @@ def test_an_image_gets_kernels_and_no_compiler() -> None:
 
 def test_every_stage_of_the_engine_that_looks_at_the_accelerator_has_the_same_default() -> None:
     parsed = instructions(ROOT / "images" / "engine.Dockerfile")
-    for name in ("ACCELERATOR", "ARCHITECTURES", "DTYPES", "HEAD_DIMS"):
+    for name in ("ACCELERATOR", "ARCHITECTURES", "DTYPES", "HEADS"):
         said = [rest for word, rest in parsed if word == "ARG" and rest.startswith(f"{name}=")]
         assert len(said) >= 2
         assert len(set(said)) == 1

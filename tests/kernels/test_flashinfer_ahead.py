@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from sluice_kernels import flashinfer_ahead as ahead
-from sluice_kernels.flashinfer_ahead import SHARED, Manifest, Shape, library
+from sluice_kernels.flashinfer_ahead import SHARED, Heads, Manifest, Shape, library
 
 SOURCE = Path(__file__).parents[2] / "kernels" / "build_flashinfer.py"
 BF16, F16 = Shape("bfloat16", 128), Shape("float16", 64)
@@ -62,7 +62,19 @@ def test_of_pages_of_8_bits_there_are_modules_for_all_but_fa3(builder: ModuleTyp
     assert set(wanted) == {shape.decode_module(), shape.prefill_module("fa2"), *SHARED}
     assert "dtype_q_bf16_dtype_kv_e4m3_dtype_o_bf16" in shape.decode_module()
     assert ahead.missing_hopper_module(shape, 90) is None
-    assert shape in ahead.shapes(["bfloat16"], [128])
+    assert shape in ahead.shapes(["bfloat16"], [Heads(128)])
+
+
+def test_models_with_windows_need_the_modules_of_both_kinds_of_layers(builder: ModuleType) -> None:
+    shape = Shape("bfloat16", 256, windows=True)
+    needed = ahead.needed_modules(shape)
+    assert set(builder.plan([shape], [90])) == set(needed), "without FA3"
+    assert set(needed) - set(ahead.needed_modules(Shape("bfloat16", 256))) == {
+        shape.prefill_module("fa2", windowed=True)
+    }
+    assert shape in ahead.shapes(["bfloat16"], [Heads(128), Heads.of("256w")])
+    with pytest.raises(ValueError, match="256x"):
+        Heads.of("256x")
 
 
 def test_a_folder_serves_the_shapes_and_gpus_that_it_was_built_for(
@@ -158,7 +170,8 @@ class TestWithFlashinfer:
     def test_its_modules_have_the_names_that_we_look_for(
         self, builder: ModuleType, jit_env: Any
     ) -> None:
-        every = builder.shapes(["bfloat16", "float16"], [64, 128])
+        heads = map(Heads.of, ("64", "128", "128w", "256w"))
+        every = builder.shapes(["bfloat16", "float16"], heads)
         made = dict(builder.specs(every))
         assert {*builder.plan(every, [80, 90, 100]), *builder.COMPARED} == set(made)
         assert {name: generate().name for name, generate in made.items()} == {

@@ -10,9 +10,9 @@ token then attends to all tokens before it in its row, whether the row extends o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +59,11 @@ class GraphRows:
     """[rows] tokens in each row's last page."""
 
 
+Run = Callable[..., Tensor]
+"""Function: (queries [n, heads, dim], a layer's keys and values, out=[n, heads, dim], scales of
+these) → out."""
+
+
 class GraphAttention(Protocol):
     """Attention of steps of `batch` rows of one token, planned in buffers that never move.
 
@@ -66,16 +71,15 @@ class GraphAttention(Protocol):
     graph would silently read the old ones.
     """
 
-    batch: int
+    @property
+    def batch(self) -> int: ...
 
     def plan(self, indptr: Tensor, last_page_len: Tensor) -> None:
         """Plans for the rows that its `GraphRows` will hold: [batch + 1], [batch], on the host."""
         ...
 
-    def run(
-        self, queries: Tensor, cache: tuple[Tensor, Tensor], /, *, out: Tensor, **scales: Any
-    ) -> Tensor:
-        """queries [n, heads, dim] over a layer's keys and values → [n, heads, dim]."""
+    def run_with(self, window_tokens: int | None) -> Run:
+        """Computes the layers that have this window: see `AttentionRule`."""
         ...
 
 
@@ -144,6 +148,25 @@ class AttentionRule:
     """Number of tokens to which a token attends, itself included; None: all earlier tokens."""
     sinks: Mapping[int, Tensor] = field(default_factory=dict)
     """Sinks [heads] by layer: one more score of each head, whose share goes to no token."""
+
+
+@dataclass(frozen=True)
+class AttentionKinds:
+    """Kinds of attention among a model's layers."""
+
+    windows: tuple[int | None, ...] = (None,)
+    """Windows of the layers in tokens, each once: see `AttentionRule.window_tokens`."""
+    sinks: bool = False
+    """Whether layers have attention sinks."""
+
+    @property
+    def windowed(self) -> bool:
+        """Whether a layer has a window."""
+        return any(window is not None for window in self.windows)
+
+
+PLAIN: Final = AttentionKinds()
+"""Kinds of a model whose tokens attend to all earlier ones in every layer."""
 
 
 class Attention(Protocol):

@@ -95,8 +95,10 @@ class Situation:
     flashinfer: FlashinferState = FlashinferState()
     fp8_pages: bool = False
     """Whether the KV pool's numbers have 8 bits."""
-    special: str = ""
-    """Feature of the model's attention that only plain torch computes, e.g. sliding windows."""
+    native_lacks: str = ""
+    """Parts of the model that the compiled kernels do not compute, e.g. sliding windows."""
+    sinks: bool = False
+    """Whether the model has attention sinks."""
 
 
 @dataclass(frozen=True)
@@ -200,8 +202,8 @@ def _without_native(situation: Situation) -> str | None:
         return situation.native_missing
     if situation.dtype not in situation.native_dtypes:
         return f"the kernels do not compute {situation.dtype}"
-    if situation.special:
-        return f"the kernels do not compute {situation.special}"
+    if situation.native_lacks:
+        return f"the kernels do not compute {situation.native_lacks}"
     return None
 
 
@@ -217,8 +219,8 @@ def _without_flashinfer(situation: Situation) -> str | None:
         return f"flashinfer does not compute bfloat16 on {gpu} (dtype float16 is computed)"
     if situation.head_dim not in FLASHINFER_HEAD_DIMS:
         return f"flashinfer has no kernels for heads of {situation.head_dim}"
-    if situation.special:
-        return f"{situation.special} are not implemented with flashinfer"
+    if situation.sinks:
+        return "attention sinks are not implemented with flashinfer"
     return situation.flashinfer.missing
 
 

@@ -1,8 +1,9 @@
 """Paged attention by flashinfer's wrappers, which plan once in each step and run once in each
 layer.
 
-Keys and values are read in place, as views of the page-major pool with equal strides. A wrapper
-fills a pinned buffer when it plans, so it waits until the previous plan's copy is made. For 8-bit
+Layers with a window have wrappers and a plan of their own. Keys and values are read in place, as
+views of the page-major pool with equal strides. A wrapper fills a pinned buffer when it plans, so
+it waits until the previous plan's copy is made. For 8-bit
 pages the wrappers take one scale for a layer's keys; if heads have different scales, queries are
 multiplied by them instead. Knows nothing of requests.
 """
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sluice_runtime.kv.pool import PagePool
-from sluice_runtime.layers.attention import GraphAttention, TokenLayout
+from sluice_runtime.layers.attention import AttentionRule, Run, TokenLayout
 from sluice_runtime.layers.attention_plan import (
     AttentionPlan,
     Kind,
@@ -34,6 +35,7 @@ from sluice_runtime.layers.flashinfer_library import Library, Target, Wrapper
 from sluice_runtime.layers.flashinfer_workspace import HeadShape, step_workspace_bytes
 from sluice_runtime.layers.rope import Angles, storing_step
 
+_PLAIN_RULE: Final = AttentionRule()
 LAYOUT: Final = "NHD"
 """Layout [page, token, head, dim], by flashinfer's name."""
 
@@ -48,15 +50,21 @@ class CopyEvent(Protocol):
 
 
 class StepWrapper:
-    """A wrapper that can plan for steps of any size."""
+    """A wrapper that can plan for steps of any size, for layers with the same window."""
 
     def __init__(
-        self, library: Library, kind: Kind, wrapper: Wrapper, copied: CopyEvent | None
+        self,
+        library: Library,
+        kind: Kind,
+        wrapper: Wrapper,
+        window_tokens: int | None,
+        copied: CopyEvent | None,
     ) -> None:
         """`copied`: event of the last plan's copy; None on a CPU, where nothing is copied."""
         self._library = library
         self._kind = kind
         self._wrapper = wrapper
+        self._window_tokens = window_tokens
         self._copied = copied
         self._plan_again = False
         self.run = wrapper.run
@@ -66,7 +74,7 @@ class StepWrapper:
         if self._copied is not None:
             self._copied.synchronize()
         indices = page_indices(layout, part, pool.page_size)
-        arguments = {**constants(pool, heads), "indices": indices}
+        arguments = {**constants(pool, heads, self._window_tokens), "indices": indices}
         if self._kind != "decode":
             self._plan_prompts(part.plan, arguments, pool.shape.head_dim)
         else:
@@ -109,14 +117,15 @@ class StepWrapper:
         return on_host(numbers, pinned=self._copied is not None)
 
 
-def constants(pool: PagePool, heads: int) -> dict[str, Any]:
-    """Arguments that are equal in every plan."""
+def constants(pool: PagePool, heads: int, window_tokens: int | None) -> dict[str, Any]:
+    """Arguments that are equal in every plan for layers with this window."""
     shape = pool.shape
     return {
         "num_qo_heads": heads,
         "num_kv_heads": shape.kv_heads,
         "page_size": pool.page_size,
         "sm_scale": shape.head_dim**-0.5,
+        "window_left": -1 if window_tokens is None else window_tokens - 1,
         "q_data_type": shape.dtype,
         "kv_data_type": shape.stored,
         "non_blocking": True,
@@ -170,32 +179,45 @@ def _scale(by_head: Tensor, group: int, place: torch.device) -> float | Tensor:
 
 class FlashinferAttention:
     """Makes the attention of each step. Owns the wrappers and their workspace, made at the first
-    step, which shows the number of heads."""
+    step, which shows the number of heads and the windows of layers."""
 
     def __init__(self, target: Target, library: Library) -> None:
         self._target = target
         self._library = library
-        self._wrappers: dict[Kind, StepWrapper] = {}
+        self._wrappers: dict[int | None, dict[Kind, StepWrapper]] = {}
+        """Wrappers by the window of their layers."""
+        self._workspace: Tensor | None = None
         self._caches: tuple[PagePool, list[LayerCache]] | None = None
 
-    def __call__(self, pool: PagePool, layout: TokenLayout, angles: Angles) -> FlashinferStep:
-        return FlashinferStep(self, pool, layout, angles)
+    def __call__(
+        self, pool: PagePool, layout: TokenLayout, angles: Angles, rule: AttentionRule = _PLAIN_RULE
+    ) -> FlashinferStep:
+        return FlashinferStep(self, pool, layout, angles, rule)
 
     def planned(
-        self, pool: PagePool, layout: TokenLayout, heads: int
-    ) -> Iterator[tuple[slice, StepWrapper]]:
-        """The parts of a step, each with its tokens and a wrapper that has planned for it."""
-        target, group = self._target, heads // pool.shape.kv_heads
-        wrappers = self._wrappers or self._made(HeadShape(heads, *_key_heads(pool)))
-        rows = layout.numbers, layout.extends
-        kernels: PrefillKernels = (
-            prefill_kernels(*rows, heads, target.multiprocessors)
-            if target.prefill == "auto"
-            else target.prefill
-        )
+        self, pool: PagePool, layout: TokenLayout, heads: int, rule: AttentionRule
+    ) -> Iterator[tuple[slice, Run]]:
+        """The parts of a step, each with its tokens and the `run` of a wrapper that has planned for
+        it."""
+        group, window = heads // pool.shape.kv_heads, rule.window_tokens
+        if window not in self._wrappers:
+            self._wrappers[window] = self._made(HeadShape(heads, *_key_heads(pool)), window)
+        wrappers, kernels = self._wrappers[window], self._prefill_kernels(layout, heads, window)
         for part in parts_of(layout.numbers, layout.extends, pool.page_size, group, kernels):
             wrappers[part.kind].plan(pool, layout, part, heads)
-            yield part.tokens, wrappers[part.kind]
+            yield part.tokens, wrappers[part.kind].run
+
+    def _prefill_kernels(
+        self, layout: TokenLayout, heads: int, window_tokens: int | None
+    ) -> PrefillKernels:
+        """Kernels for a step's prompts: FA2 in layers with a window."""
+        target = self._target
+        if window_tokens is not None:
+            return "fa2"
+        if target.prefill == "auto":
+            rows = layout.numbers, layout.extends
+            return prefill_kernels(*rows, heads, target.multiprocessors)
+        return target.prefill
 
     def caches(self, pool: PagePool, heads: int) -> list[LayerCache]:
         """Caches of the pool's layers, made once: see `layer_caches`."""
@@ -203,25 +225,32 @@ class FlashinferAttention:
             self._caches = pool, layer_caches(pool, heads)
         return self._caches[1]
 
-    def _made(self, shape: HeadShape) -> dict[Kind, StepWrapper]:
-        size = step_workspace_bytes(shape, self._target.multiprocessors)
-        # Kernels of one stream run one after the other, so they can share the workspace.
-        workspace = torch.zeros(size, dtype=torch.uint8, device=self._target.place)
-        library, place = self._library, self._target.place
+    def _made(self, shape: HeadShape, window_tokens: int | None) -> dict[Kind, StepWrapper]:
+        library, workspace = self._library, self._shared_workspace(shape)
         prefill = partial(library.BatchPrefillWithPagedKVCacheWrapper, workspace, kv_layout=LAYOUT)
         decode = library.BatchDecodeWithPagedKVCacheWrapper(
-            workspace, kv_layout=LAYOUT, use_tensor_cores=shape.tensor_core_decode, backend="fa2"
+            workspace,
+            kv_layout=LAYOUT,
+            use_tensor_cores=shape.decodes_on_tensor_cores(windowed=window_tokens is not None),
+            backend="fa2",
         )
         every: dict[Kind, Wrapper] = {"decode": decode}
-        if self._target.prefill != "fa3":
+        choice = self._target.prefill if window_tokens is None else "fa2"
+        if choice != "fa3":
             every["fa2"] = prefill(backend="fa2")
-        if self._target.prefill != "fa2":
+        if choice != "fa2":
             every["fa3"] = prefill(backend="fa3")
-        self._wrappers = {
-            kind: StepWrapper(library, kind, wrapper, copy_event(place))
+        return {
+            kind: StepWrapper(library, kind, wrapper, window_tokens, copy_event(workspace.device))
             for kind, wrapper in every.items()
         }
-        return self._wrappers
+
+    def _shared_workspace(self, shape: HeadShape) -> Tensor:
+        """Workspace of all wrappers, whose kernels run one after the other in one stream."""
+        if self._workspace is None:
+            size = step_workspace_bytes(shape, self._target.multiprocessors)
+            self._workspace = torch.zeros(size, dtype=torch.uint8, device=self._target.place)
+        return self._workspace
 
 
 def copy_event(place: torch.device) -> CopyEvent | None:
@@ -237,30 +266,40 @@ def _key_heads(pool: PagePool) -> tuple[int, int]:
 
 
 class FlashinferStep:
-    """Attention of one step. The first layer shows the number of heads, and then plans the step,
-    unless a graph has done so."""
+    """Attention of one step in layers with the same rule. The first of them shows the number of
+    heads, and then plans the step, unless a graph has done so."""
 
     def __init__(
-        self, owner: FlashinferAttention, pool: PagePool, layout: TokenLayout, angles: Angles
+        self,
+        owner: FlashinferAttention,
+        pool: PagePool,
+        layout: TokenLayout,
+        angles: Angles,
+        rule: AttentionRule,
     ) -> None:
         self._owner = owner
         self._pool = pool
         self._layout = layout
+        self._rule = rule
         self._storing = storing_step(pool, layout, angles)
-        self._parts: list[tuple[slice, StepWrapper | GraphAttention]] = []
-        if layout.planned is not None:
-            self._parts.append((slice(None), layout.planned))
+        self._parts: list[tuple[slice, Run]] = []
 
     def attend(self, layer: int, qkv: Tensor, head_norm: HeadNorm | None) -> Tensor:
         """See `layers.attention.Attention`."""
-        pool, layout = self._pool, self._layout
+        pool = self._pool
         queries = self._storing.queries(layer, qkv, head_norm)
         if not self._parts:
-            self._parts = list(self._owner.planned(pool, layout, queries.shape[1]))
+            self._parts = self._planned(queries.shape[1])
         cache = self._owner.caches(pool, queries.shape[1])[layer]
         out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
         if cache.queries is not None:
             queries = (queries * cache.queries).to(out.dtype)
-        for tokens, wrapper in self._parts:
-            wrapper.run(queries[tokens], cache.views, out=out[tokens], **cache.scales)
+        for tokens, run in self._parts:
+            run(queries[tokens], cache.views, out=out[tokens], **cache.scales)
         return out
+
+    def _planned(self, heads: int) -> list[tuple[slice, Run]]:
+        layout, rule = self._layout, self._rule
+        if layout.planned is not None:
+            return [(slice(None), layout.planned.run_with(rule.window_tokens))]
+        return list(self._owner.planned(self._pool, layout, heads, rule))

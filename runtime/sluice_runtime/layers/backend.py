@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sluice_runtime.errors import InvalidConfigError
 from sluice_runtime.kv.pool import CPU, PagePool
-from sluice_runtime.layers.attention import TokenLayout
+from sluice_runtime.layers.attention import PLAIN, AttentionKinds, TokenLayout
 from sluice_runtime.layers.attention_choice import (
     GpuKind,
     Name,
@@ -194,17 +194,25 @@ def _row_kernels(device: torch.device) -> dict[str, Any]:
     return {"sample_rows": operators.sample_rows, "decode_inputs": operators.decode_inputs}
 
 
-def _torch(device: torch.device, _: Prefill) -> Backend:
+def _torch(device: torch.device, *_: object) -> Backend:
     kernels = _row_kernels(device)
     return replace(TORCH, **kernels) if kernels else TORCH
 
 
-def flashinfer_backend(device: torch.device, prefill: Prefill) -> Backend:
+def flashinfer_backend(
+    device: torch.device, prefill: Prefill, kinds: AttentionKinds = PLAIN
+) -> Backend:
     """Backend for one device, to which its wrappers and workspaces belong."""
     target, library = target_at(device, prefill), flashinfer_library()
     own = FlashinferOperators(library)
     attention = FlashinferAttention(target, library)
-    operators = Operators(own.rms_norm, own.add_rms_norm, own.silu_and_multiply, attention)
+    operators = Operators(
+        own.rms_norm,
+        own.add_rms_norm,
+        own.silu_and_multiply,
+        attention,
+        attention_by=attention,
+    )
     return Backend(
         name="flashinfer",
         operators=operators,
@@ -212,12 +220,12 @@ def flashinfer_backend(device: torch.device, prefill: Prefill) -> Backend:
         reads_whole_pages=False,
         to_float=Tensor.float,
         draw=draw,
-        graph_wrappers=partial(GraphWrappers, library, target),
+        graph_wrappers=partial(GraphWrappers, library, target, kinds),
         **_row_kernels(device),
     )
 
 
-BACKENDS: Final[Mapping[Name, Callable[[torch.device, Prefill], Backend]]] = {
+BACKENDS: Final[Mapping[Name, Callable[[torch.device, Prefill, AttentionKinds], Backend]]] = {
     "native": lambda *_: NATIVE,
     "torch": _torch,
     "flashinfer": flashinfer_backend,
@@ -239,30 +247,35 @@ def choose_backend(
     device: torch.device = CPU,
     setting: AttentionBackend = "auto",
     pages: KvCacheDtype = "auto",
-    special: str = "",
+    kinds: AttentionKinds = PLAIN,
+    native_lacks: str = "",
 ) -> BackendChoice:
-    """The fastest backend for a model on `device`, or the backend that `setting` names. `special`:
-    see `Situation`.
+    """The fastest backend for a model on `device`, or the backend that `setting` names.
+    `native_lacks`: see `Situation`.
 
     Raises:
         InvalidConfigError: the named backend cannot compute this model here.
     """
-    here = replace(situation(dtype, head_dim, device, pages), special=special)
-    choice = choose_attention(here, setting)
-    return BackendChoice(BACKENDS[choice.name](device, choice.prefill), choice.message)
+    here = situation(dtype, head_dim, device, pages, kinds)
+    choice = choose_attention(replace(here, native_lacks=native_lacks), setting)
+    return BackendChoice(BACKENDS[choice.name](device, choice.prefill, kinds), choice.message)
 
 
 def situation(
-    dtype: torch.dtype, head_dim: int, device: torch.device, pages: KvCacheDtype = "auto"
+    dtype: torch.dtype,
+    head_dim: int,
+    device: torch.device,
+    pages: KvCacheDtype = "auto",
+    kinds: AttentionKinds = PLAIN,
 ) -> Situation:
     """Backends that are installed and built here, as far as `device` can use them."""
     name, fp8 = _name(dtype), pages == "fp8_e4m3"
     if device.type != "cpu":
         vendor: Vendor = "AMD" if torch.version.hip else "NVIDIA"
         capability = torch.cuda.get_device_capability(device)
-        state = flashinfer_state(name, head_dim, capability, fp8_pages=fp8)
+        state = flashinfer_state(name, head_dim, capability, fp8_pages=fp8, kinds=kinds)
         gpu = GpuKind(vendor, capability)
-        return Situation(name, head_dim, gpu, flashinfer=state, fp8_pages=fp8)
+        return Situation(name, head_dim, gpu, flashinfer=state, fp8_pages=fp8, sinks=kinds.sinks)
     missing = native.load()
     return Situation(
         name,

@@ -15,6 +15,7 @@ import torch
 from sluice_kernels import flashinfer_ahead
 from torch import Tensor
 
+from sluice_runtime.layers.attention import PLAIN, AttentionKinds
 from sluice_runtime.layers.attention_choice import FlashinferState, Prefill
 from sluice_runtime.layers.flashinfer_operators import Kernels
 
@@ -83,7 +84,12 @@ def target_at(place: torch.device, prefill: Prefill) -> Target:
 
 
 def flashinfer_state(
-    dtype: str, head_dim: int, capability: tuple[int, int], *, fp8_pages: bool = False
+    dtype: str,
+    head_dim: int,
+    capability: tuple[int, int],
+    *,
+    fp8_pages: bool = False,
+    kinds: AttentionKinds = PLAIN,
 ) -> FlashinferState:
     """Whether and how flashinfer can be used for a model with these properties on a GPU of
     `capability`."""
@@ -96,7 +102,7 @@ def flashinfer_state(
     if dtype not in flashinfer_ahead.SHORT:
         return FlashinferState(f"flashinfer does not compute {dtype}")
     shape, architecture = (
-        flashinfer_ahead.Shape(dtype, head_dim, fp8_pages),
+        flashinfer_ahead.Shape(dtype, head_dim, fp8_pages, kinds.windowed),
         10 * capability[0] + capability[1],
     )
     return FlashinferState(

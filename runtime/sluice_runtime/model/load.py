@@ -64,7 +64,13 @@ def load_model(
     model_dtype: torch.dtype = getattr(torch, spec.dtype if dtype == "auto" else dtype)
     pages = placement.pages
     choice = choose_backend(
-        model_dtype, spec.head_dim, placement.device, backend, pages, family.torch_only
+        model_dtype,
+        spec.head_dim,
+        placement.device,
+        backend,
+        pages,
+        family.attention_kinds(spec),
+        family.native_lacks,
     )
     kernels = with_pages(with_weights(choice.backend, placement.weights), pages)
     held_as = "" if placement.weights == "auto" else f"; matrices: {placement.weights}"

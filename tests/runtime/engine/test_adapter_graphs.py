@@ -9,14 +9,12 @@ import pytest
 from sluice_runtime.engine.build import build_engine
 from sluice_runtime.engine.prepare import capture_graphs
 from sluice_runtime.engine.sizing.plan import resolved
-from sluice_runtime.layers import backend as backends
 from sluice_runtime.model.adapters import adapter_key
 from sluice_runtime.model.files import resolve
 from sluice_runtime.wire.messages import Generate
 
 from tests.runtime.harness import Recorder, Run, drive, engine_config, generate
-from tests.runtime.layers.flashinfer_backend import flashinfer_backend
-from tests.runtime.layers.flashinfer_kernels import flashinfer_on_cpu
+from tests.runtime.layers.flashinfer_backend import engines_on_flashinfer
 from tests.runtime.random_adapter import write_random_adapter
 from tests.runtime.recorded_graph import capture
 
@@ -46,8 +44,7 @@ def answers(folders: dict[str, Path], rounds: list[list[Generate]], graphs: int)
 def test_replayed_steps_take_the_adapters_of_their_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library = flashinfer_on_cpu(monkeypatch)
-    monkeypatch.setitem(backends.BACKENDS, "torch", lambda *_: flashinfer_backend(library))
+    engines_on_flashinfer(monkeypatch)
     folders = {name: write_random_adapter(tmp_path / name, i) for i, name in enumerate("abc", 5)}
     keys = {"": "", **{name: adapter_key(name, folder) for name, folder in folders.items()}}
 

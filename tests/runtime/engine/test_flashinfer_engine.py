@@ -10,18 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from sluice_runtime.engine.build import Engine, EngineHooks, build_engine
-from sluice_runtime.engine.prepare import capture_graphs
-from sluice_runtime.layers import backend as backends
+from sluice_runtime.engine.build import EngineHooks
 from sluice_runtime.scheduler.pacing import LayerSplit
 from sluice_runtime.wire.messages import Generate, Sampling
 
-from tests.runtime import harness
 from tests.runtime.engine.late_device import LateDevice
 from tests.runtime.harness import Run, engine_config, generate, run_engine
-from tests.runtime.layers.flashinfer_backend import flashinfer_backend
-from tests.runtime.layers.flashinfer_kernels import flashinfer_on_cpu
-from tests.runtime.recorded_graph import capture
+from tests.runtime.layers.flashinfer_backend import engines_with_graphs
 
 REQUESTS = [
     generate(
@@ -69,30 +64,9 @@ def answered(requests: Sequence[Generate] = REQUESTS, **settings: Any) -> Run:
 
 @pytest.fixture
 def on_flashinfer(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
-    """Engines built from here on compute with flashinfer and graphs; yields one number a replay."""
-
-    def patch() -> list[int]:
-        library, replays = flashinfer_on_cpu(monkeypatch), []
-        monkeypatch.setitem(backends.BACKENDS, "torch", lambda *_: flashinfer_backend(library))
-
-        def counted(step: Callable[[], None]) -> Callable[[], None]:
-            replay = capture(step)
-
-            def again() -> None:
-                replays.append(1)
-                replay()
-
-            return again
-
-        def build(*args: Any, **kwargs: Any) -> Engine:
-            engine = build_engine(*args, **kwargs)
-            capture_graphs(engine, 4, lambda: counted)
-            return engine
-
-        monkeypatch.setattr(harness, "build_engine", build)
-        return replays
-
-    return patch
+    """Engines built from its call on compute with flashinfer and graphs: see
+    `engines_with_graphs`."""
+    return lambda: engines_with_graphs(monkeypatch)
 
 
 @pytest.mark.process

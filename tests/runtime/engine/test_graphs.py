@@ -36,7 +36,7 @@ from sluice_runtime.layers.backend import BACKENDS
 from sluice_runtime.layers.flashinfer_graphs import GraphWrappers
 from sluice_runtime.layers.flashinfer_library import flashinfer_state
 from sluice_runtime.model.decoder import Decoder
-from sluice_runtime.model.families.registry import spec_from
+from sluice_runtime.model.families.registry import family_of, spec_from
 from sluice_runtime.model.files import resolve
 from sluice_runtime.model.layer_tensors import Placement, Reader
 from sluice_runtime.model.load import build_decoder
@@ -72,7 +72,8 @@ class Site:
 
     @property
     def tolerance(self) -> float:
-        return 1e-5 if self.model.dtype is torch.float32 else 3e-2
+        size = self.model.spec.embedding_scale or 1
+        return size * (1e-5 if self.model.dtype is torch.float32 else 3e-2)
 
     def pool(self) -> PagePool:
         """Full of NaN, except for the padding page: what nobody wrote is not read."""
@@ -116,33 +117,47 @@ class Site:
         return StreamDevice(self.place, lambda size: torch.empty(size, **pinned), torch.cuda.Event)
 
 
-HEADS = {"group4": {"num_attention_heads": 8, "num_key_value_heads": 2}, "group2": {}}
-"""Query heads of a key head: four or more decode on tensor cores."""
+QWEN, GEMMA = (resolve(f"dummy://{name}").config for name in ("qwen3-tiny", "gemma3-tiny"))
+MODELS: dict[str, dict[str, Any]] = {
+    "group4": {**QWEN, "num_attention_heads": 8, "num_key_value_heads": 2},
+    "group2": {**QWEN},
+    "windows": {
+        **GEMMA,
+        "sliding_window": 7,
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+}
+"""By query heads of a key head, of which four or more decode on tensor cores. Windows are shorter
+than most contexts."""
 SITES = [
     *(pytest.param(("cuda", dim, heads), id=f"cuda-dim{dim}-{heads}", marks=pytest.mark.gpu)
-      for dim in (128, 64) for heads in HEADS),
+      for dim in (128, 64) for heads in ("group4", "group2")),
     pytest.param(("cuda-fp8", 128, "group4"), id="cuda-fp8", marks=pytest.mark.gpu),
+    *(pytest.param(("cuda", dim, "windows"), id=f"cuda-dim{dim}-windows", marks=pytest.mark.gpu)
+      for dim in (128, 256)),
     pytest.param(("cpu", 16, "group2"), id="cpu"),
+    pytest.param(("cpu", 16, "windows"), id="cpu-windows"),
     pytest.param(("cpu-fp8", 16, "group2"), id="cpu-fp8"),
 ]  # fmt: skip
 
 
 @pytest.fixture(params=SITES)
 def site(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Site:
-    """On a GPU with flashinfer's kernels, made for heads of 64 and 128, and with real graphs."""
+    """On a GPU with flashinfer's kernels, for heads of 64, 128 and 256, and with real graphs."""
     kind, head_dim, heads = request.param
     kind, _, fp8 = kind.partition("-")
     place, dtype = torch.device(kind), torch.float32
+    spec = spec_from({**MODELS[heads], "head_dim": head_dim})
+    kinds = family_of(spec).attention_kinds(spec)
     if kind == "cpu":
-        backend = flashinfer_backend(flashinfer_on_cpu(monkeypatch))
+        backend = flashinfer_backend(flashinfer_on_cpu(monkeypatch), kinds)
     else:
         capability = torch.cuda.get_device_capability()
-        state = flashinfer_state("bfloat16", head_dim, capability, fp8_pages=bool(fp8))
-        if fp8 and state.missing:
+        state = flashinfer_state("bfloat16", head_dim, capability, fp8_pages=bool(fp8), kinds=kinds)
+        if state.missing:
             pytest.skip(state.missing)
-        backend, dtype = BACKENDS["flashinfer"](place, "fa2"), torch.bfloat16
-    config = resolve("dummy://qwen3-tiny").config
-    spec = spec_from({**config, "head_dim": head_dim, **HEADS[heads]})
+        backend, dtype = BACKENDS["flashinfer"](place, "fa2", kinds), torch.bfloat16
     reader = Reader(spec, RandomWeights(0, place), dtype, Placement(place))
     model = build_decoder(reader, backend)
     if fp8:

@@ -96,10 +96,8 @@ class PlannedAttention:
         assert (len(indptr), len(last_page_len)) == (self.batch + 1, self.batch)
         assert {indptr.device, last_page_len.device} == {CPU}
 
-    def run(
-        self, queries: Tensor, cache: tuple[Tensor, Tensor], /, *, out: Tensor, **_: Any
-    ) -> Tensor:
-        return out
+    def run_with(self, _: int | None) -> Callable[..., Tensor]:
+        return lambda *_, out, **__: out
 
 
 @contextmanager

@@ -12,12 +12,10 @@ from sluice_runtime.engine.build import Engine, build_engine
 from sluice_runtime.engine.prepare import capture_graphs
 from sluice_runtime.engine.sizing.plan import resolved
 from sluice_runtime.errors import OutOfMemoryError
-from sluice_runtime.layers import backend as backends
 from sluice_runtime.model.files import resolve
 
 from tests.runtime.harness import engine_config
-from tests.runtime.layers.flashinfer_backend import flashinfer_backend
-from tests.runtime.layers.flashinfer_kernels import flashinfer_on_cpu
+from tests.runtime.layers.flashinfer_backend import engines_on_flashinfer
 from tests.runtime.recorded_graph import capture
 
 
@@ -29,8 +27,7 @@ def built() -> Engine:
 
 @pytest.fixture
 def on_flashinfer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    library = flashinfer_on_cpu(monkeypatch)
-    monkeypatch.setitem(backends.BACKENDS, "torch", lambda *_: flashinfer_backend(library))
+    engines_on_flashinfer(monkeypatch)
     engine = built()
     with closing(engine.grammar_compiler):
         yield engine

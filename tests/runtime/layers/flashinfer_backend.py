@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from sluice_kernels import reference
+from sluice_runtime.engine.build import Engine, build_engine
+from sluice_runtime.engine.prepare import capture_graphs
+from sluice_runtime.layers import backend as backends
+from sluice_runtime.layers.attention import PLAIN, AttentionKinds
 from sluice_runtime.layers.attention_flashinfer import FlashinferAttention
 from sluice_runtime.layers.backend import TORCH, Backend
 from sluice_runtime.layers.flashinfer_graphs import GraphWrappers
@@ -15,7 +21,9 @@ from sluice_runtime.layers.flashinfer_library import Target
 from sluice_runtime.layers.stacks import PlainStack
 from torch import Tensor
 
-from tests.runtime.recorded_graph import kernel
+from tests.runtime import harness
+from tests.runtime.layers.flashinfer_kernels import flashinfer_on_cpu
+from tests.runtime.recorded_graph import capture, kernel
 
 TARGET = Target(torch.device("cpu"), (9, 0), 132, "auto")
 
@@ -31,16 +39,49 @@ def sample_rows(logits: Tensor, *tables: Tensor) -> Tensor:
     return tokens
 
 
-def flashinfer_backend(library: Any) -> Backend:
+def flashinfer_backend(library: Any, kinds: AttentionKinds = PLAIN) -> Backend:
     """`library`: see `flashinfer_kernels`."""
-    operators = replace(TORCH.operators, attention=FlashinferAttention(TARGET, library))
+    attention = FlashinferAttention(TARGET, library)
+    operators = replace(TORCH.operators, attention=attention, attention_by=attention)
     return replace(
         TORCH,
         name="flashinfer",
         operators=operators,
         layers=lambda layers, shape: PlainStack(layers, shape, operators),
         reads_whole_pages=False,
-        graph_wrappers=partial(GraphWrappers, library, TARGET),
+        graph_wrappers=partial(GraphWrappers, library, TARGET, kinds),
         sample_rows=sample_rows,
         decode_inputs=reference.decode_inputs,
     )
+
+
+def engines_on_flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes engines that are to compute with plain torch compute with flashinfer instead."""
+    library = flashinfer_on_cpu(monkeypatch)
+    monkeypatch.setitem(
+        backends.BACKENDS, "torch", lambda *found: flashinfer_backend(library, found[-1])
+    )
+
+
+def engines_with_graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Makes engines of the harness compute with flashinfer and graphs of up to four rows; gets one
+    number a replay."""
+    engines_on_flashinfer(monkeypatch)
+    replays: list[int] = []
+
+    def counted(step: Callable[[], None]) -> Callable[[], None]:
+        replay = capture(step)
+
+        def again() -> None:
+            replays.append(1)
+            replay()
+
+        return again
+
+    def build(*args: Any, **kwargs: Any) -> Engine:
+        engine = build_engine(*args, **kwargs)
+        capture_graphs(engine, 4, lambda: counted)
+        return engine
+
+    monkeypatch.setattr(harness, "build_engine", build)
+    return replays

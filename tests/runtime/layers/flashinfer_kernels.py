@@ -23,6 +23,9 @@ PLAIN_DECODE_GROUPS = (1, 2, 3, 4, 8)
 PACKED_SCALE = 7
 DECODE_SCALE = 2
 """Place of the softmax scale among the arguments that follow the fixed ones."""
+WINDOWED = 7
+"""Place of `use_sliding_window` among the arguments of `get_batch_prefill_module` after the
+backend."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +39,20 @@ class PlanInfo:
     page_size: int
     graph: bool
     causal: bool
+    window_left: int = -1
+    """Tokens before a query's own that it attends to; -1: all."""
 
 
 class PrefillModule:
-    """`BatchPrefillWithPagedKVCache…`, of FA2 or FA3."""
+    """`BatchPrefillWithPagedKVCache…`, of FA2 or FA3; `windowed`: compiled with `use_swa_True`."""
+
+    def __init__(self, *, windowed: bool = False) -> None:
+        self._windowed = windowed
 
     def plan(self, *args: Any) -> PlanInfo:
         _, _, _, qo_indptr, kv_indptr, kv_lens, rows, batch, heads, kv_heads, page_size = args[:11]
-        graph, _, _, causal, _ = args[11:16]
+        graph, _, _, causal, window_left = args[11:16]
+        assert (window_left >= 0) == self._windowed, "without the flag a window is not masked"
         assert rows == qo_indptr[-1]
         assert len(kv_indptr) == len(qo_indptr) == batch + 1 == len(kv_lens) + 1
         for numbers in (qo_indptr, kv_indptr, kv_lens):
@@ -52,7 +61,14 @@ class PrefillModule:
         return _planned(
             args[1],
             PlanInfo(
-                qo_indptr.clone(), kv_indptr.clone(), heads, kv_heads, page_size, graph, causal
+                qo_indptr.clone(),
+                kv_indptr.clone(),
+                heads,
+                kv_heads,
+                page_size,
+                graph,
+                causal,
+                window_left,
             ),
         )
 
@@ -62,22 +78,25 @@ class PrefillModule:
     def _paged_run(self, *args: Any) -> None:
         info = _info(args[1], args[2])
         q, k, v, qo_indptr, kv_indptr, indices, last_page_len, out = args[3:11]
-        mask_mode = args[12]
+        mask_mode, _, window_left = args[12:15]
         assert torch.equal(info.qo_indptr, qo_indptr.cpu())
         assert (mask_mode == CAUSAL) == info.causal
+        assert window_left == info.window_left
         scale = args[16:][PACKED_SCALE]
         _check(info, q, k, v, kv_indptr)
         for row in range(len(last_page_len)):
             tokens = slice(int(qo_indptr[row]), int(qo_indptr[row + 1]))
             keys, values = _row(k, v, kv_indptr, indices, last_page_len, row)
-            out[tokens] = _attend(q[tokens], keys, values, scale, causal=info.causal)
+            hidden = _hidden(len(q[tokens]), len(keys), info)
+            out[tokens] = _attend(q[tokens], keys, values, scale, hidden)
 
 
 class DecodeModule:
     """`BatchDecodeWithPagedKVCache…`."""
 
     def plan(self, *args: Any) -> PlanInfo:
-        _, _, _, kv_indptr, batch, heads, kv_heads, page_size, graph = args[:9]
+        _, _, _, kv_indptr, batch, heads, kv_heads, page_size, graph, window_left = args[:10]
+        assert window_left == -1, "it reads whole contexts, windows or not"
         assert len(kv_indptr) == batch + 1
         assert (kv_indptr.dtype, kv_indptr.device.type) == (torch.int32, "cpu")
         assert heads // kv_heads in PLAIN_DECODE_GROUPS
@@ -92,11 +111,13 @@ class DecodeModule:
         info = _info(args[1], args[2])
         q, k, v, kv_indptr, indices, last_page_len, out = args[3:10]
         scale = args[14:][DECODE_SCALE]
+        assert info.window_left == -1, "another wrapper has planned in this workspace"
         _check(info, q, k, v, kv_indptr)
         for row in range(len(q)):
             keys, values = _row(k, v, kv_indptr, indices, last_page_len, row)
             one = slice(row, row + 1)
-            out[one] = _attend(q[one], keys, values, scale, causal=False)
+            hidden = torch.zeros(1, len(keys), dtype=torch.bool)
+            out[one] = _attend(q[one], keys, values, scale, hidden)
 
 
 _WORKSPACES: dict[int, PlanInfo] = {}
@@ -132,14 +153,23 @@ def _row(
     return k[pages].flatten(0, 1)[:length], v[pages].flatten(0, 1)[:length]
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool) -> Tensor:
-    """q [n, heads, d]; k, v [context, kv_heads, d]. The queries are the context's last tokens."""
+def _hidden(queries: int, context: int, info: PlanInfo) -> Tensor:
+    """Tokens that each of the context's last tokens does not attend to [queries, context]."""
+    hidden = torch.zeros(queries, context, dtype=torch.bool)
+    own = torch.arange(context - queries, context)[:, None]
+    if info.causal:
+        hidden |= torch.arange(context) > own
+    if info.window_left >= 0:
+        hidden |= torch.arange(context) + info.window_left < own
+    return hidden
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, hidden: Tensor) -> Tensor:
+    """q [n, heads, d]; k, v [context, kv_heads, d]; hidden: see `_hidden`."""
     group = q.shape[1] // k.shape[1]
     keys, values = (x.float().repeat_interleave(group, 1) for x in (k, v))
     scores = torch.einsum("nhd,chd->hnc", q.float(), keys) * scale
-    if causal:
-        hidden = torch.ones(scores.shape[1:], dtype=torch.bool).triu(len(k) - len(q) + 1)
-        scores = scores.masked_fill(hidden, float("-inf"))
+    scores = scores.masked_fill(hidden, float("-inf"))
     return torch.einsum("hnc,chd->nhd", scores.softmax(-1), values).to(q.dtype)
 
 
@@ -148,9 +178,16 @@ def flashinfer_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     import flashinfer
     from flashinfer import decode, prefill
 
-    prefills, decodes = PrefillModule(), DecodeModule()
+    decodes = DecodeModule()
+    prefills = {windowed: PrefillModule(windowed=windowed) for windowed in (False, True)}
+
+    def prefill_module(backend: str, *args: Any) -> PrefillModule:
+        windowed = args[WINDOWED]
+        assert backend == "fa2" or not windowed, "FA3 is built without windows"
+        return prefills[windowed]
+
     for module in (prefill, decode):
-        monkeypatch.setattr(module, "get_batch_prefill_module", lambda *_: prefills)
+        monkeypatch.setattr(module, "get_batch_prefill_module", prefill_module)
     monkeypatch.setattr(decode, "get_batch_decode_module", lambda *_: decodes)
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
     empty = torch.empty

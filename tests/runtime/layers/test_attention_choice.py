@@ -61,14 +61,19 @@ CHOICES: dict[str, tuple[Situation, str, str]] = {
         f"plain torch on sm_90, {SLOWER}: flashinfer is not installed",
     ),
     "windows on a CPU": (
-        Situation("bfloat16", 64, special="sliding windows and attention sinks", **KERNELS),
+        Situation("bfloat16", 64, native_lacks="sliding windows and attention sinks", **KERNELS),
         "torch",
         "plain torch: the kernels do not compute sliding windows and attention sinks",
     ),
     "windows on a GPU": (
-        Situation("bfloat16", 64, H200, special="sliding windows"),
+        Situation("bfloat16", 64, H200, native_lacks="sliding windows"),
+        "flashinfer",
+        "flashinfer for sm_90",
+    ),
+    "sinks on a GPU": (
+        Situation("bfloat16", 64, H200, sinks=True),
         "torch",
-        f"plain torch on sm_90, {SLOWER}: sliding windows are not implemented with flashinfer",
+        f"plain torch on sm_90, {SLOWER}: attention sinks are not implemented with flashinfer",
     ),
     "AMD": (
         Situation("bfloat16", 128, GpuKind("AMD", (9, 4))),

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from sluice_runtime.kv.pool import CPU, KvScales, KvShape, PagePool
-from sluice_runtime.layers.attention import TokenLayout
+from sluice_runtime.layers.attention import AttentionKinds, AttentionRule, TokenLayout
 from sluice_runtime.layers.attention_flashinfer import FlashinferAttention
 from sluice_runtime.layers.attention_plan import PrefillKernels
 from sluice_runtime.layers.attention_torch import TorchAttention
@@ -42,6 +42,7 @@ HEADS = {"1": (2, 2), "2": (4, 2), "3": (6, 2), "4": (8, 2), "5": (10, 2), "16":
 HOPPER = Target(torch.device("cpu"), (9, 0), 132, "fa3")
 AMPERE = Target(torch.device("cpu"), (8, 0), 108, "fa2")
 TARGETS = {"fa3": HOPPER, "fa2": AMPERE}
+WINDOWED = AttentionKinds((None, 18))
 
 
 @pytest.fixture
@@ -57,35 +58,45 @@ def filled(
     place: torch.device = CPU,
     dim: int = DIM,
     scales: KvScales | None = None,
+    layers: int = LAYERS,
 ) -> PagePool:
     """A pool with the rows' earlier tokens; `beyond`: in all slots that no row has."""
-    shape = KvShape(LAYERS, kv_heads, dim, DTYPE, scales)
+    shape = KvShape(layers, kv_heads, dim, DTYPE, scales)
     pool = PagePool(shape, where.page_table.numel(), page_size)
     pool.clear(torch.arange(pool.pages + 1), beyond)
     generator = torch.Generator().manual_seed(1)
     for row, context in zip(where.numbers.rows, where.numbers.contexts, strict=True):
         positions = torch.arange(int(context))
         pages = where.page_table[int(row)][positions // page_size]
-        size = (2, len(positions), LAYERS, kv_heads, dim)
+        size = (2, len(positions), layers, kv_heads, dim)
         keys, values = torch.randn(size, generator=generator).to(DTYPE)
-        for layer in range(LAYERS):
+        for layer in range(layers):
             pool.write(layer, pages, positions % page_size, keys[:, layer], values[:, layer])
     there = PagePool(shape, pool.pages, page_size, place)
     there.data.copy_(pool.data)
     return there
 
 
-def attended(attention: Any, where: TokenLayout, pool: PagePool, heads: int) -> Tensor:
-    """[layers, n, heads, dim], one step over all layers, where the pool is."""
+def attended(
+    attention: Any,
+    where: TokenLayout,
+    pool: PagePool,
+    heads: int,
+    windows: tuple[int | None, ...] = (None,) * LAYERS,
+) -> Tensor:
+    """[layers, n, heads, dim], one step over all layers, where the pool is. `windows`: by layer."""
     place, generator = pool.data.device, torch.Generator().manual_seed(2)
     n, kv_heads, dim = int(where.begins[-1]), pool.shape.kv_heads, pool.shape.head_dim
-    qkv = torch.randn(LAYERS, n, heads + 2 * kv_heads, dim, generator=generator).to(place, DTYPE)
+    size = len(windows), n, heads + 2 * kv_heads, dim
+    qkv = torch.randn(size, generator=generator).to(place, DTYPE)
     weight = torch.rand(heads + kv_heads, dim, generator=generator).to(place, DTYPE)
     frequencies = inverse_frequencies(Rope(10_000.0), dim).to(place)
     angles = angles_of(frequencies, torch.arange(n, device=place))
-    step = attention(pool, where, angles)
+    rules = {window: AttentionRule(window) for window in windows}
+    steps = {window: attention(pool, where, angles, rule) for window, rule in rules.items()}
     norm = HeadNorm(weight, 1e-6)
-    return torch.stack([step.attend(layer, qkv[layer], norm) for layer in range(LAYERS)])
+    attended = [steps[window].attend(i, qkv[i], norm) for i, window in enumerate(windows)]
+    return torch.stack(attended)
 
 
 def assert_same(
@@ -96,14 +107,16 @@ def assert_same(
     group: str,
     dim: int = DIM,
     scales: KvScales | None = None,
+    windows: tuple[int | None, ...] = (None,) * LAYERS,
 ) -> None:
     torch.manual_seed(0)
     (rows, extends), (heads, kv_heads) = STEPS[name], HEADS[group]
     where = layout(page_size, rows, extends)
     wanted_pool = filled(where, page_size, kv_heads, 0.0, dim=dim, scales=scales)
-    wanted = attended(TorchAttention, where, wanted_pool, heads)
+    wanted = attended(TorchAttention, where, wanted_pool, heads, windows)
     pool = filled(where, page_size, kv_heads, float("nan"), target.place, dim, scales)
-    seen = attended(FlashinferAttention(target, library), moved(where, target.place), pool, heads)
+    attention = FlashinferAttention(target, library)
+    seen = attended(attention, moved(where, target.place), pool, heads, windows)
     close: dict[str, Any] = {"atol": TOLERANCE, "rtol": TOLERANCE}
     torch.testing.assert_close(seen.cpu(), wanted, **close)
     stored = (each.data.cpu().float().nan_to_num(0.0) for each in (pool, wanted_pool))
@@ -135,6 +148,41 @@ def test_every_kind_of_step_agrees_with_plain_torch(
     assert_same(TARGETS[target], library, name, page_size, group)
 
 
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize(("page_size", "group", "target"), [(1, "2", "fa2"), (16, "4", "fa3")])
+@pytest.mark.parametrize("windows", [(None, 18), (1, 18), (500, None)], ids=str)
+def test_layers_with_and_without_a_window_agree_with_plain_torch(
+    windows: tuple[int | None, ...], name: str, page_size: int, group: str, target: str,
+    library: Any,
+) -> None:  # fmt: skip
+    """Windows of one token, of more than a page, and of more than any context."""
+    assert_same(TARGETS[target], library, name, page_size, group, windows=windows)
+
+
+def test_a_step_is_planned_once_for_each_window(
+    library: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned: list[int] = []
+
+    def counted(plan: Any) -> Any:
+        def call(*args: Any, **given: Any) -> Any:
+            planned.append(given["window_left"])
+            return plan(*args, **given)
+
+        return call
+
+    monkeypatch.setattr(library, "fast_decode_plan", counted(library.fast_decode_plan))
+    for name in ("BatchPrefillWithPagedKVCacheWrapper", "BatchDecodeWithPagedKVCacheWrapper"):
+        wrapper = getattr(library, name)
+        monkeypatch.setattr(wrapper, "plan", counted(wrapper.plan))
+    attention = FlashinferAttention(HOPPER, library)
+    for name, parts in (("prefill", 1), ("decode", 1), ("mixed", 2)):
+        planned.clear()
+        where = layout(16, *STEPS[name])
+        attended(attention, where, filled(where, 16, 2, float("nan"), layers=4), 8, (None, 18) * 2)
+        assert sorted(planned) == [-1] * parts + [17] * parts
+
+
 BY_LAYER = KvScales(torch.tensor([[0.5] * 2, [0.02] * 2]), torch.tensor([[1.0] * 2, [0.01] * 2]))
 BY_HEAD = KvScales(torch.tensor([[0.5, 0.02], [1, 1]]), torch.tensor([[0.03, 0.03], [0.01, 0.5]]))
 SCALES = {"one a layer": BY_LAYER, "one a head": BY_HEAD}
@@ -146,7 +194,7 @@ SCALES = {"one a layer": BY_LAYER, "one a head": BY_HEAD}
 def test_of_8_bits_every_kind_of_step_agrees_with_plain_torch(
     name: str, group: str, scales: str, library: Any
 ) -> None:
-    assert_same(AMPERE, library, name, 16, group, scales=SCALES[scales])
+    assert_same(AMPERE, library, name, 16, group, scales=SCALES[scales], windows=(None, 18))
 
 
 @pytest.mark.parametrize(
@@ -272,3 +320,20 @@ def test_of_8_bits_the_real_kernels_agree_with_plain_torch(
         pytest.skip(missing)
     target = target_at(torch.device("cuda", 0), "fa2")
     assert_same(target, flashinfer_library(), name, 16, group, dim, SCALES[scales])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("group", ["2", "4"])
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("scales", [None, *SCALES])
+@pytest.mark.parametrize("dim", [256, 128], ids=["dim256", "dim128"])
+def test_with_windows_the_real_kernels_agree_with_plain_torch(
+    dim: int, scales: str | None, name: str, group: str
+) -> None:
+    capability, fp8 = torch.cuda.get_device_capability(), scales is not None
+    state = flashinfer_state("bfloat16", dim, capability, fp8_pages=fp8, kinds=WINDOWED)
+    if state.missing:
+        pytest.skip(state.missing)
+    target, library = target_at(torch.device("cuda", 0), "fa2"), flashinfer_library()
+    own = SCALES[scales] if scales else None
+    assert_same(target, library, name, 16, group, dim, own, windows=WINDOWED.windows)

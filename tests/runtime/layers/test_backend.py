@@ -11,6 +11,7 @@ from sluice_kernels import native
 from sluice_runtime.errors import InvalidConfigError
 from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.layers import backend as backends
+from sluice_runtime.layers.attention import PLAIN
 from sluice_runtime.layers.attention_torch import TorchAttention
 from sluice_runtime.layers.backend import (
     NATIVE,
@@ -92,10 +93,10 @@ def test_rows_are_sampled_by_the_kernel_on_nvidias_gpus(monkeypatch: pytest.Monk
     from sluice_kernels.triton import operators
 
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    assert backends.BACKENDS["torch"](gpu, "fa2").sample_rows is operators.sample_rows
-    assert backends.BACKENDS["torch"](cpu, "fa2") is TORCH
+    assert backends.BACKENDS["torch"](gpu, "fa2", PLAIN).sample_rows is operators.sample_rows
+    assert backends.BACKENDS["torch"](cpu, "fa2", PLAIN) is TORCH
     monkeypatch.setattr(torch.version, "hip", "6.4")
-    assert backends.BACKENDS["torch"](gpu, "fa2") is TORCH
+    assert backends.BACKENDS["torch"](gpu, "fa2", PLAIN) is TORCH
 
 
 def test_matrices_of_8_bits_need_the_compiled_kernels() -> None:

@@ -117,10 +117,10 @@ def test_layers_with_windows_of_their_own_keep_the_whole_context() -> None:
     spec = spec_from(GPT_OSS | {"num_hidden_layers": 3})
     assert spec.windows == Windows(frozenset({0, 2}), 128)
     assert spec.context_length_tokens == 512
-    assert family_of(spec).torch_only == "sliding windows and attention sinks"
+    assert family_of(spec).native_lacks == "sliding windows and attention sinks"
     named = GPT_OSS | {"layer_types": ["full_attention", "sliding_attention"]}
     assert spec_from(named).windows == Windows(frozenset({1}), 128)
-    assert family_of(spec_from(QWEN3)).torch_only == ""
+    assert family_of(spec_from(QWEN3)).native_lacks == ""
 
 
 @pytest.mark.parametrize("written", [{}, GEMMA3_ROPES], ids=["released", "transformers 5"])

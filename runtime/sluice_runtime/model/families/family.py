@@ -20,7 +20,7 @@ from sluice_contract.config.model_shape import (
 from torch import Tensor
 
 from sluice_runtime.layers.adapters import AdapterBank
-from sluice_runtime.layers.attention import AttentionRule
+from sluice_runtime.layers.attention import AttentionKinds, AttentionRule
 from sluice_runtime.layers.rope import Rope
 from sluice_runtime.layers.stack import ExpertsWeights, LayerShape, LayerWeights, MlpWeights
 from sluice_runtime.model.config_json import Config
@@ -90,8 +90,10 @@ class Family:
     whole_every: int | None = None
     """Every how many layers one attends to all tokens, while the others have a window; None: all
     layers attend alike."""
-    torch_only: str = ""
-    """Parts that only plain torch can compute, as text for a message; empty: none."""
+    sinks: bool = False
+    """Whether layers have attention sinks."""
+    native_lacks: str = ""
+    """Parts that the compiled CPU kernels cannot compute, as text for a message; empty: none."""
     defaults: Config = field(default_factory=dict)
     """Values for missing keys other than sizes, whose defaults are in the contract's `DEFAULTS`."""
     features: Features = field(default_factory=dict)
@@ -144,6 +146,12 @@ class Family:
             rule=AttentionRule(windows.tokens) if windows else None,
             windows=windows.layers if windows else frozenset(),
         )
+
+    def attention_kinds(self, spec: ModelSpec) -> AttentionKinds:
+        """Kinds of attention among the layers."""
+        whole = (None,) if spec.windows is None or len(spec.windows.layers) < spec.layers else ()
+        windowed = (spec.windows.tokens,) if spec.windows else ()
+        return AttentionKinds((*whole, *windowed), self.sinks)
 
     def prefix(self, checkpoint: Checkpoint) -> str:
         """Prefix of all names in the checkpoint except the output layer's."""

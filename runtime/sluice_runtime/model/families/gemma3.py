@@ -139,7 +139,7 @@ GEMMA3: Final = _Gemma3(
     qk_norm=True,
     rope_types=("default", "linear", "dynamic", "llama3", "yarn"),
     whole_every=6,
-    torch_only="sliding windows and norms of float32",
+    native_lacks="sliding windows and norms of float32",
     defaults={
         "query_pre_attn_scalar": 256,
         "rope_local_base_freq": 1e4,

@@ -103,7 +103,8 @@ GPT_OSS: Final = _GptOss(
     qkv_bias=True,
     experts=ExpertNames(),
     whole_every=2,
-    torch_only="sliding windows and attention sinks",
+    sinks=True,
+    native_lacks="sliding windows and attention sinks",
     defaults={"rms_norm_eps": 1e-5, "rope_theta": 15e4, "sliding_window": 128},
     features={"attention_bias": (True,)},
 )
