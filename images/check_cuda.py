@@ -58,7 +58,7 @@ def _kernels() -> Iterator[str]:
         for shape in ahead.shapes(wanted["DTYPES"].split(), heads):
             yield from ahead.missing_modules(shape, architecture)
             missing = ahead.missing_hopper_module(shape, architecture)
-            if missing and not shape.windows:
+            if missing and not shape.heads.windows:
                 yield missing
     if not any(CUBINS.glob("*")):
         yield f"{CUBINS} has no kernels"

@@ -43,7 +43,7 @@ FROM packages AS gpu-kernels
 ARG ACCELERATOR=cpu
 ARG ARCHITECTURES="80 90 100"
 ARG DTYPES="bfloat16 float16"
-ARG HEADS="64 128 128w 256w"
+ARG HEADS="64 128 128w 256w 64ws"
 ARG UV_VERSION=0.13.8
 ARG UV_CACHE_DIR=/var/cache/uv
 COPY --from=requirements /compiler.txt /
@@ -58,7 +58,7 @@ FROM packages AS code
 ARG ACCELERATOR=cpu
 ARG ARCHITECTURES="80 90 100"
 ARG DTYPES="bfloat16 float16"
-ARG HEADS="64 128 128w 256w"
+ARG HEADS="64 128 128w 256w 64ws"
 COPY images/check_engine.py images/check_cuda.py /opt/build/
 COPY runtime/sluice_contract /app/sluice_contract
 COPY runtime/sluice_runtime /app/sluice_runtime

@@ -1,5 +1,6 @@
 """Builds flashinfer's kernels ahead: `kernels/build_flashinfer.py [FOLDER] [-a 80 90 100]
-[--dtypes bfloat16 float16] [--heads 64 128 128w 256w] [--compared] [--scratch FOLDER] [--jobs N]`.
+[--dtypes bfloat16 float16] [--heads 64 128 128w 256w 64ws] [--compared] [--scratch FOLDER]
+[--jobs N]`.
 
 FOLDER gets a manifest and one library for each module, with the code of all architectures. By
 default it is the folder in `sluice_kernels` where engines look. Needs flashinfer 0.6.13, torch for
@@ -37,12 +38,13 @@ from sluice_kernels.flashinfer_ahead import (
     library,
     needed_modules,
     shapes,
+    sink_arguments,
 )
 
 ARCHITECTURES: Final = (80, 90, 100)
 """Compute capabilities: A100 and its generation up to 8.9; H100 and H200; B200."""
-HEADS: Final = (Heads(64), Heads(128), Heads(128, windows=True), Heads(256, windows=True))
-"""Heads of most models, then those of Gemma 3."""
+HEADS: Final = tuple(map(Heads.of, ("64", "128", "128w", "256w", "64ws")))
+"""Heads of most models, then those of Gemma 3 and of gpt-oss."""
 TARGETS: Final = "FLASHINFER_CUDA_ARCH_LIST"
 
 Build = Callable[[str, tuple[int, ...]], Path]
@@ -59,7 +61,7 @@ def plan(every: list[Shape], architectures: list[int]) -> dict[str, tuple[int, .
         name: (architecture,)
         for shape in every
         for architecture in architectures
-        if not shape.windows and (name := hopper_module(shape, architecture))
+        if not shape.heads.windows and (name := hopper_module(shape, architecture))
     }
     return everywhere | on_hopper
 
@@ -157,6 +159,7 @@ def specs(every: list[Shape]) -> Iterator[tuple[str, Callable[[], Any]]]:
     import torch
     from flashinfer.jit.activation import gen_act_and_mul_module
     from flashinfer.jit.attention import gen_batch_decode_module, gen_batch_prefill_module
+    from flashinfer.jit.attention import gen_customize_batch_prefill_module as gen_sinks
     from flashinfer.jit.norm import gen_norm_module
     from flashinfer.jit.page import gen_page_module
     from flashinfer.jit.rope import gen_rope_module
@@ -168,13 +171,18 @@ def specs(every: list[Shape]) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "page", gen_page_module
     yield "silu_and_mul", partial(gen_act_and_mul_module, "silu")
     for shape in every:
-        dtype, dim = getattr(torch, shape.dtype), shape.head_dim
+        dtype, (dim, windows, sinks) = getattr(torch, shape.dtype), shape.heads
+        if sinks:
+            for windowed in (False, True) if windows else (False,):
+                made = partial(gen_sinks, "fa2", *sink_arguments(shape, windowed=windowed))
+                yield shape.sink_module(windowed=windowed), made
+            continue
         # No built-in rotation, no logit cap; prompts are summed in float32.
         pages = torch.float8_e4m3fn if shape.fp8_pages else dtype
         types = (dtype, pages, dtype, torch.int32, dim, dim, 0)
         yield shape.decode_module(), partial(gen_batch_decode_module, *types, False, False)
-        kinds = [("fa2", False), ("fa2", True) if shape.windows else ("fa3", False)]
-        for kernels, windowed in kinds[:1] if shape.fp8_pages and not shape.windows else kinds:
+        kinds = [("fa2", False), ("fa2", True) if windows else ("fa3", False)]
+        for kernels, windowed in kinds[:1] if shape.fp8_pages and not windows else kinds:
             made = partial(gen_batch_prefill_module, kernels, *types, windowed, False, False)
             yield shape.prefill_module(kernels, windowed=windowed), made
 

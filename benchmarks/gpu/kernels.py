@@ -22,7 +22,7 @@ from sluice_kernels.triton import operators
 from sluice_runtime.engine.sampling.draw import Ranked, Restrictions, RowsOf, SamplingRows, sample
 from sluice_runtime.engine.sampling.memory import rows_at_once
 from sluice_runtime.kv.pool import KvShape, PagePool
-from sluice_runtime.layers.attention import AttentionRule, RowNumbers, TokenLayout
+from sluice_runtime.layers.attention import LayerKind, RowNumbers, TokenLayout
 from sluice_runtime.layers.attention_choice import Prefill
 from sluice_runtime.layers.attention_flashinfer import FlashinferAttention
 from sluice_runtime.layers.attention_plan import page_indices, parts_of
@@ -164,9 +164,8 @@ class Prompt:
     def __call__(self) -> None:
         if self._run is None:
             attention = FlashinferAttention(target_at(GPU, self._prefill), flashinfer_library())
-            plain = AttentionRule()
-            ((_, run),) = attention.planned(self._pool, self._layout, self._heads, plain)
-            (cache,) = attention.caches(self._pool, self._heads)
+            ((_, run),) = attention.planned(self._pool, self._layout, self._heads, LayerKind())
+            cache = attention.cache(self._pool, 0, self._heads, None)
             self._run = partial(run, self._queries, cache.views, out=self._out)
         self._run()
 

@@ -41,7 +41,7 @@ AGREEMENT = "tests/gpu/test_agreement.py"
 GRAPHS = "tests/runtime/engine/test_graphs.py"
 ATTENTION = "tests/runtime/layers/test_attention_flashinfer.py"
 OPERATORS = "tests/runtime/layers/test_flashinfer_operators.py"
-PLAIN = "not 8_bits and not windows"
+PLAIN = "not 8_bits and not windows and not sinks"
 TESTS = (
     _tests("graphs", 90, GRAPHS, chosen="dim128 and not windows", heads=("128",)),
     _tests("agreement-bfloat16", 150, AGREEMENT, chosen="bfloat16 and dim128", heads=("128",)),
@@ -56,11 +56,13 @@ TESTS = (
     _tests("weights", 60, "tests/gpu/test_weights.py"),
     _tests("trained-model", 90, "tests/gpu/test_trained_model.py", heads=("64",)),
     _tests("attention-dim64", 90, ATTENTION, chosen=f"dim64 and {PLAIN}", heads=("64",)),
-    _tests("graphs-dim64", 90, GRAPHS, chosen="dim64", heads=("64",)),
+    _tests("graphs-dim64", 90, GRAPHS, chosen=f"dim64 and {PLAIN}", heads=("64",)),
     _tests("fp8-pages", 120, ATTENTION, GRAPHS, chosen="8_bits or fp8", heads=("128",)),
     _tests("windows", 90, ATTENTION, GRAPHS, chosen="windows", heads=("128w", "256w")),
+    _tests("sinks", 90, ATTENTION, GRAPHS, chosen="sinks", heads=("64ws",)),
     _tests("agreement-windows", 120, AGREEMENT, chosen="windows", heads=("256w",)),
-    _tests("agreement-dim64", 120, AGREEMENT, chosen="dim64 and not float32", heads=("64",)),
+    _tests("agreement-sinks", 120, AGREEMENT, chosen="sinks", heads=("64ws",)),
+    _tests("agreement-dim64", 120, AGREEMENT, chosen="group2 and not float32", heads=("64",)),
 )
 BENCHES = (
     _bench("overlap", 120),

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sluice_kernels.architectures import HOPPER, built_for
 
@@ -31,17 +31,39 @@ SHORT: Final = {"bfloat16": "bf16", "float16": "f16"}
 """flashinfer's names of number types."""
 
 
+class Heads(NamedTuple):
+    """Head dimension of a model, and kinds of its layers."""
+
+    dim: int
+    windows: bool = False
+    """Some layers have a sliding window; FA2 computes these."""
+    sinks: bool = False
+    """Layers have attention sinks; FA2 computes these."""
+
+    @classmethod
+    def of(cls, text: str) -> Heads:
+        """Heads that a text names: `128`; `256w` where layers have sliding windows, `64ws` where
+        they have attention sinks too.
+
+        Raises:
+            ValueError: the text has another form.
+        """
+        dim = text.rstrip("ws")
+        kinds = text.removeprefix(dim)
+        if kinds not in ("", "w", "s", "ws"):
+            raise ValueError(f"{text}: allowed are a number, and w, s or ws after it")
+        return cls(int(dim), "w" in kinds, "s" in kinds)
+
+
 @dataclass(frozen=True)
 class Shape:
     """Properties of a model's attention that its kernels are compiled for."""
 
     dtype: str
     """A key of SHORT."""
-    head_dim: int
+    heads: Heads
     fp8_pages: bool = False
     """Keys and values are stored as e4m3; FA3 does not read them."""
-    windows: bool = False
-    """Some layers have a sliding window; FA2 computes these."""
 
     def decode_module(self) -> str:
         """Name of the module for one token a row, without tensor cores or windows."""
@@ -52,8 +74,13 @@ class Shape:
         suffix = "_sm90" if kernels == "fa3" else ""
         return f"batch_prefill_with_kv_cache_{self._types(windowed)}_f16qk_False{suffix}"
 
+    def sink_module(self, *, windowed: bool) -> str:
+        """Name of our own for FA2's module with sinks. flashinfer's name for it has no head
+        dimension, so a folder could hold modules for one only."""
+        return f"batch_prefill_attention_sink_{self._types(windowed)}_fa2"
+
     def _types(self, windowed: bool = False) -> str:
-        name, dim = SHORT[self.dtype], self.head_dim
+        name, dim = SHORT[self.dtype], self.heads.dim
         pages = "e4m3" if self.fp8_pages else name
         return (
             f"dtype_q_{name}_dtype_kv_{pages}_dtype_o_{name}_dtype_idx_i32_head_dim_qk_{dim}"
@@ -63,15 +90,34 @@ class Shape:
 
 def needed_modules(shape: Shape) -> tuple[str, ...]:
     """Modules that every engine calls."""
-    windowed = (shape.prefill_module("fa2", windowed=True),) if shape.windows else ()
-    return (shape.decode_module(), shape.prefill_module("fa2"), *windowed, *SHARED)
+    kinds = (False, True) if shape.heads.windows else (False,)
+    if shape.heads.sinks:
+        return (*(shape.sink_module(windowed=windowed) for windowed in kinds), *SHARED)
+    prefill = (shape.prefill_module("fa2", windowed=windowed) for windowed in kinds)
+    return (shape.decode_module(), *prefill, *SHARED)
+
+
+def sink_arguments(shape: Shape, *, windowed: bool) -> list[Any]:
+    """Arguments of flashinfer's `gen_customize_batch_prefill_module` after the backend, fa2, for
+    layers with sinks. Wrappers take them as `jit_args`."""
+    import torch
+    from flashinfer.jit.attention.variants import attention_sink_decl
+
+    dtype, dim = getattr(torch, shape.dtype), shape.heads.dim
+    pages = torch.float8_e4m3fn if shape.fp8_pages else dtype
+    name = shape.sink_module(windowed=windowed)
+    tensors, scalars = (["sink"], ["float"]), (["sm_scale"], ["double"])
+    variant = ("AttentionSink", attention_sink_decl["fa2"])
+    no_rotation = 0
+    types = (dtype, pages, dtype, torch.int32, dim, dim)
+    return [name, *types, *tensors, *scalars, *variant, no_rotation, windowed]
 
 
 def hopper_module(shape: Shape, architecture: int) -> str | None:
     """Module that an engine on Hopper calls for long prompts; without the module FA2 computes them.
     None: the GPU is not Hopper, or flashinfer has no module for this shape. architecture: compute
     capability, 90 for 9.0."""
-    if architecture != HOPPER or shape.fp8_pages:
+    if architecture != HOPPER or shape.fp8_pages or shape.heads.sinks:
         return None
     return shape.prefill_module("fa3")
 
@@ -193,23 +239,7 @@ def use_built(folder: Path = BUILT) -> None:
         env.FLASHINFER_AOT_DIR = folder
 
 
-class Heads(NamedTuple):
-    """Head dimension of a model, and kinds of its layers."""
-
-    dim: int
-    windows: bool = False
-
-    @classmethod
-    def of(cls, text: str) -> Heads:
-        """Heads that a text names: `128`, or `256w` where layers have sliding windows.
-
-        Raises:
-            ValueError: the text has another form.
-        """
-        return cls(int(text.removesuffix("w")), text.endswith("w"))
-
-
 def shapes(dtypes: Iterable[str], heads: Iterable[Heads]) -> list[Shape]:
     """Shapes for all combinations, each with 16-bit and with 8-bit pages."""
     every = product(dtypes, heads, (False, True))
-    return [Shape(dtype, dim, fp8_pages, *kinds) for dtype, (dim, *kinds), fp8_pages in every]
+    return [Shape(*properties) for properties in every]

@@ -17,9 +17,14 @@ LARGER: dict[str, Any] = {
     "initializer_range": 0.12,
     "tie_word_embeddings": True,
 }
-HEADS = {"group4-dim128": (8, 128), "group2-dim64": (4, 64), "windows-dim256": (4, 256)}
+HEADS = {
+    "group4-dim128": (8, 128),
+    "group2-dim64": (4, 64),
+    "windows-dim256": (4, 256),
+    "sinks-dim64": (4, 64),
+}
 """Query heads and their dimension; tensor cores decode where four or more share a key head, and in
-layers with a window."""
+layers with a window or sinks."""
 
 
 def accelerator() -> dict[str, Any]:
@@ -41,6 +46,9 @@ def write_model(folder: Path, heads: str, dtype: torch.dtype) -> Path:
         kinds = ["sliding_attention", "full_attention", "sliding_attention"]
         sizes |= {"sliding_window": 24, "layer_types": kinds, "query_pre_attn_scalar": dim}
         model = transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**sizes))
+    elif heads.startswith("sinks"):
+        sizes |= {"sliding_window": 24, "num_local_experts": 6, "num_experts_per_tok": 3}
+        model = transformers.GptOssForCausalLM(transformers.GptOssConfig(**sizes))
     else:
         model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**sizes))
     model.to(dtype).save_pretrained(folder)

@@ -13,7 +13,7 @@ from sluice_kernels import flashinfer_ahead as ahead
 from sluice_kernels.flashinfer_ahead import SHARED, Heads, Manifest, Shape, library
 
 SOURCE = Path(__file__).parents[2] / "kernels" / "build_flashinfer.py"
-BF16, F16 = Shape("bfloat16", 128), Shape("float16", 64)
+BF16, F16 = Shape("bfloat16", Heads(128)), Shape("float16", Heads(64))
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_every_module_is_built_for_the_architectures_that_call_it(builder: Modul
 
 
 def test_of_pages_of_8_bits_there_are_modules_for_all_but_fa3(builder: ModuleType) -> None:
-    shape = Shape("bfloat16", 128, fp8_pages=True)
+    shape = Shape("bfloat16", Heads(128), fp8_pages=True)
     wanted = builder.plan([shape], [80, 90])
     assert set(wanted) == {shape.decode_module(), shape.prefill_module("fa2"), *SHARED}
     assert "dtype_q_bf16_dtype_kv_e4m3_dtype_o_bf16" in shape.decode_module()
@@ -66,15 +66,29 @@ def test_of_pages_of_8_bits_there_are_modules_for_all_but_fa3(builder: ModuleTyp
 
 
 def test_models_with_windows_need_the_modules_of_both_kinds_of_layers(builder: ModuleType) -> None:
-    shape = Shape("bfloat16", 256, windows=True)
+    shape = Shape("bfloat16", Heads.of("256w"))
     needed = ahead.needed_modules(shape)
     assert set(builder.plan([shape], [90])) == set(needed), "without FA3"
-    assert set(needed) - set(ahead.needed_modules(Shape("bfloat16", 256))) == {
+    assert set(needed) - set(ahead.needed_modules(Shape("bfloat16", Heads(256)))) == {
         shape.prefill_module("fa2", windowed=True)
     }
     assert shape in ahead.shapes(["bfloat16"], [Heads(128), Heads.of("256w")])
     with pytest.raises(ValueError, match="256x"):
         Heads.of("256x")
+
+
+@pytest.mark.parametrize(("text", "windows"), [("64s", (False,)), ("64ws", (False, True))])
+def test_models_with_sinks_need_their_own_modules_alone(
+    text: str, windows: tuple[bool, ...], builder: ModuleType
+) -> None:
+    shape = Shape("bfloat16", Heads.of(text))
+    needed = ahead.needed_modules(shape)
+    assert set(builder.plan([shape], [90])) == set(needed)
+    modules = {shape.sink_module(windowed=windowed) for windowed in windows}
+    assert set(needed) == {*modules, *SHARED}
+    larger = Shape("bfloat16", Heads.of(f"128{text[2:]}"))
+    assert not modules & set(ahead.needed_modules(larger)), "a folder holds both"
+    assert ahead.missing_hopper_module(shape, 90) is None
 
 
 def test_a_folder_serves_the_shapes_and_gpus_that_it_was_built_for(
@@ -170,7 +184,7 @@ class TestWithFlashinfer:
     def test_its_modules_have_the_names_that_we_look_for(
         self, builder: ModuleType, jit_env: Any
     ) -> None:
-        heads = map(Heads.of, ("64", "128", "128w", "256w"))
+        heads = map(Heads.of, ("64", "128", "128w", "256w", "64ws", "128s"))
         every = builder.shapes(["bfloat16", "float16"], heads)
         made = dict(builder.specs(every))
         assert {*builder.plan(every, [80, 90, 100]), *builder.COMPARED} == set(made)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,8 +60,26 @@ class GraphRows:
 
 
 Run = Callable[..., Tensor]
-"""Function: (queries [n, heads, dim], a layer's keys and values, out=[n, heads, dim], scales of
-these) → out."""
+"""Function: (queries [n, heads, dim], a layer's keys and values, its sinks and the scale of scores
+if it has sinks, out=[n, heads, dim], scales of keys and values) → out."""
+
+
+class LayerKind(NamedTuple):
+    """Layers with the same attention."""
+
+    window_tokens: int | None = None
+    """See `AttentionRule`."""
+    sinks: bool = False
+    """Whether layers have attention sinks."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether tokens attend to all earlier ones, and to nothing else."""
+        return self == LayerKind()
+
+
+PLAIN: Final = (LayerKind(),)
+"""Kinds of layers of most models."""
 
 
 class GraphAttention(Protocol):
@@ -78,8 +96,8 @@ class GraphAttention(Protocol):
         """Plans for the rows that its `GraphRows` will hold: [batch + 1], [batch], on the host."""
         ...
 
-    def run_with(self, window_tokens: int | None) -> Run:
-        """Computes the layers that have this window: see `AttentionRule`."""
+    def run_with(self, kind: LayerKind) -> Run:
+        """Computes the layers of this kind."""
         ...
 
 
@@ -149,24 +167,10 @@ class AttentionRule:
     sinks: Mapping[int, Tensor] = field(default_factory=dict)
     """Sinks [heads] by layer: one more score of each head, whose share goes to no token."""
 
-
-@dataclass(frozen=True)
-class AttentionKinds:
-    """Kinds of attention among a model's layers."""
-
-    windows: tuple[int | None, ...] = (None,)
-    """Windows of the layers in tokens, each once: see `AttentionRule.window_tokens`."""
-    sinks: bool = False
-    """Whether layers have attention sinks."""
-
     @property
-    def windowed(self) -> bool:
-        """Whether a layer has a window."""
-        return any(window is not None for window in self.windows)
-
-
-PLAIN: Final = AttentionKinds()
-"""Kinds of a model whose tokens attend to all earlier ones in every layer."""
+    def kind(self) -> LayerKind:
+        """Kind of the layers that have this rule."""
+        return LayerKind(self.window_tokens, bool(self.sinks))
 
 
 class Attention(Protocol):

@@ -150,7 +150,7 @@ def _prefill(situation: Situation) -> Prefill:
     """Kernels for prompts. FA3 is used only if it was built ahead, since it is slow to compile and
     FA2 can compute everything."""
     on_hopper = situation.gpu is not None and situation.gpu.capability[0] == HOPPER
-    has_fa3 = on_hopper and not situation.fp8_pages and situation.flashinfer.fa3_missing is None
+    has_fa3 = on_hopper and not _fa3_lacks(situation) and situation.flashinfer.fa3_missing is None
     return "auto" if has_fa3 else "fa2"
 
 
@@ -159,8 +159,8 @@ def _remarks(situation: Situation, setting: AttentionBackend, prefill: Prefill) 
     remarks = []
     if gpu and gpu.capability[0] == HOPPER and state.fa3_missing and setting not in PREFILL:
         remarks.append(f"FA2 computes all prompts, since FA3 lacks {state.fa3_missing}")
-    elif gpu and gpu.capability[0] == HOPPER and situation.fp8_pages:
-        remarks.append(f"FA2 computes all prompts, since FA3 does not read {FP8_PAGES}")
+    elif gpu and gpu.capability[0] == HOPPER and (lacks := _fa3_lacks(situation)):
+        remarks.append(f"FA2 computes all prompts, since FA3 {lacks}")
     modules = state.to_compile + (prefill == "fa3" and state.fa3_missing is not None)
     if modules:
         remarks.append(f"{modules} modules were not built ahead: nvcc compiles them, minutes each")
@@ -219,15 +219,20 @@ def _without_flashinfer(situation: Situation) -> str | None:
         return f"flashinfer does not compute bfloat16 on {gpu} (dtype float16 is computed)"
     if situation.head_dim not in FLASHINFER_HEAD_DIMS:
         return f"flashinfer has no kernels for heads of {situation.head_dim}"
-    if situation.sinks:
-        return "attention sinks are not implemented with flashinfer"
     return situation.flashinfer.missing
+
+
+def _fa3_lacks(situation: Situation) -> str | None:
+    """Reason why FA3 cannot compute the model on any GPU; None: it can."""
+    if situation.fp8_pages:
+        return f"does not read {FP8_PAGES}"
+    return "is not built with sinks" if situation.sinks else None
 
 
 def _without_fa3(situation: Situation) -> str | None:
     if situation.gpu is None or situation.gpu.capability[0] != HOPPER:
         return f"FA3 has no kernels for {situation.gpu}"
-    if situation.fp8_pages:
-        return f"FA3 does not read {FP8_PAGES}"
+    if lacks := _fa3_lacks(situation):
+        return f"FA3 {lacks}"
     state = situation.flashinfer
     return None if state.compiler else state.fa3_missing

@@ -5,7 +5,8 @@ Layers with a window have wrappers and a plan of their own. Keys and values are 
 views of the page-major pool with equal strides. A wrapper fills a pinned buffer when it plans, so
 it waits until the previous plan's copy is made. For 8-bit
 pages the wrappers take one scale for a layer's keys; if heads have different scales, queries are
-multiplied by them instead. Knows nothing of requests.
+multiplied by them instead. Sinks need modules of their own, which the wrappers load by the name
+that we give them (`flashinfer_ahead`). Knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from typing import Any, Final, Protocol
 
 import torch
 from numpy.typing import NDArray
+from sluice_kernels import flashinfer_ahead
 from torch import Tensor
 
 from sluice_runtime.kv.pool import PagePool
-from sluice_runtime.layers.attention import AttentionRule, Run, TokenLayout
+from sluice_runtime.layers.attention import AttentionRule, LayerKind, Run, TokenLayout
 from sluice_runtime.layers.attention_plan import (
     AttentionPlan,
     Kind,
@@ -50,21 +52,21 @@ class CopyEvent(Protocol):
 
 
 class StepWrapper:
-    """A wrapper that can plan for steps of any size, for layers with the same window."""
+    """A wrapper that can plan for steps of any size, for layers of one kind."""
 
     def __init__(
         self,
         library: Library,
         kind: Kind,
         wrapper: Wrapper,
-        window_tokens: int | None,
+        layers: LayerKind,
         copied: CopyEvent | None,
     ) -> None:
         """`copied`: event of the last plan's copy; None on a CPU, where nothing is copied."""
         self._library = library
         self._kind = kind
         self._wrapper = wrapper
-        self._window_tokens = window_tokens
+        self._layers = layers
         self._copied = copied
         self._plan_again = False
         self.run = wrapper.run
@@ -74,7 +76,7 @@ class StepWrapper:
         if self._copied is not None:
             self._copied.synchronize()
         indices = page_indices(layout, part, pool.page_size)
-        arguments = {**constants(pool, heads, self._window_tokens), "indices": indices}
+        arguments = {**constants(pool, heads, self._layers), "indices": indices}
         if self._kind != "decode":
             self._plan_prompts(part.plan, arguments, pool.shape.head_dim)
         else:
@@ -117,15 +119,15 @@ class StepWrapper:
         return on_host(numbers, pinned=self._copied is not None)
 
 
-def constants(pool: PagePool, heads: int, window_tokens: int | None) -> dict[str, Any]:
-    """Arguments that are equal in every plan for layers with this window."""
-    shape = pool.shape
+def constants(pool: PagePool, heads: int, layers: LayerKind) -> dict[str, Any]:
+    """Arguments that are equal in every plan for layers of this kind."""
+    shape, window = pool.shape, layers.window_tokens
     return {
         "num_qo_heads": heads,
         "num_kv_heads": shape.kv_heads,
         "page_size": pool.page_size,
         "sm_scale": shape.head_dim**-0.5,
-        "window_left": -1 if window_tokens is None else window_tokens - 1,
+        "window_left": -1 if window is None else window - 1,
         "q_data_type": shape.dtype,
         "kv_data_type": shape.stored,
         "non_blocking": True,
@@ -147,26 +149,32 @@ class LayerCache:
     """[page, token, head, dim]"""
     queries: Tensor | None = None
     """Factors [heads, 1] for the queries; None: no factors."""
+    sinks: tuple[Any, ...] = ()
+    """Arguments of `run` for a layer with sinks: these in float32, and the scale of scores."""
     scales: dict[str, Any] = field(default_factory=dict)
     """Further arguments of `run`."""
 
 
-def layer_caches(pool: PagePool, heads: int) -> list[LayerCache]:
-    """Caches by layer. The wrappers take one scale for all keys of a layer, since it becomes part
-    of the softmax's scale. The scale of values is multiplied with the result, so it may differ by
-    head."""
-    views = [(at[:, 0], at[:, 1]) for at in pool.data.unbind(1)]
-    if (scales := pool.shape.scales) is None:
-        return [LayerCache(view) for view in views]
-    group, place = heads // pool.shape.kv_heads, pool.data.device
-    caches = []
-    for view, keys, values in zip(views, scales.keys, scales.values, strict=False):
-        of_keys, of_values = _scale(keys, group, place), _scale(values, group, place)
+def layer_cache(pool: PagePool, layer: int, heads: int, sinks: Tensor | None) -> LayerCache:
+    """A layer's cache. The wrappers take one scale for all its keys, since it becomes part of the
+    softmax's scale. The scale of values is multiplied with the result, so it may differ by head."""
+    shape, place = pool.shape, pool.data.device
+    queries: Tensor | None = None
+    of_layer: dict[str, Any] = {}
+    if shape.scales is not None:
+        group = heads // shape.kv_heads
+        of_keys = _scale(shape.scales.keys[layer], group, place)
+        of_layer["v_scale"] = _scale(shape.scales.values[layer], group, place)
         if isinstance(of_keys, Tensor):
-            caches.append(LayerCache(view, of_keys, {"v_scale": of_values}))
+            queries = of_keys
         else:
-            caches.append(LayerCache(view, None, {"k_scale": of_keys, "v_scale": of_values}))
-    return caches
+            of_layer["k_scale"] = of_keys
+    scores: tuple[Any, ...] = ()
+    if sinks is not None:
+        # The modules for sinks get the scale from here alone.
+        scores = sinks.float(), shape.head_dim**-0.5 * of_layer.pop("k_scale", 1.0)
+    keys, values = pool.data[:, layer].unbind(1)
+    return LayerCache((keys, values), queries, scores, of_layer)
 
 
 def _scale(by_head: Tensor, group: int, place: torch.device) -> float | Tensor:
@@ -179,15 +187,16 @@ def _scale(by_head: Tensor, group: int, place: torch.device) -> float | Tensor:
 
 class FlashinferAttention:
     """Makes the attention of each step. Owns the wrappers and their workspace, made at the first
-    step, which shows the number of heads and the windows of layers."""
+    step, which shows the number of heads and the kinds of layers."""
 
     def __init__(self, target: Target, library: Library) -> None:
         self._target = target
         self._library = library
-        self._wrappers: dict[int | None, dict[Kind, StepWrapper]] = {}
-        """Wrappers by the window of their layers."""
+        self._wrappers: dict[LayerKind, dict[Kind, StepWrapper]] = {}
         self._workspace: Tensor | None = None
-        self._caches: tuple[PagePool, list[LayerCache]] | None = None
+        self._caches: dict[int, LayerCache] = {}
+        """Caches by layer of `_pool`."""
+        self._pool: PagePool | None = None
 
     def __call__(
         self, pool: PagePool, layout: TokenLayout, angles: Angles, rule: AttentionRule = _PLAIN_RULE
@@ -195,53 +204,51 @@ class FlashinferAttention:
         return FlashinferStep(self, pool, layout, angles, rule)
 
     def planned(
-        self, pool: PagePool, layout: TokenLayout, heads: int, rule: AttentionRule
+        self, pool: PagePool, layout: TokenLayout, heads: int, layers: LayerKind
     ) -> Iterator[tuple[slice, Run]]:
         """The parts of a step, each with its tokens and the `run` of a wrapper that has planned for
         it."""
-        group, window = heads // pool.shape.kv_heads, rule.window_tokens
-        if window not in self._wrappers:
-            self._wrappers[window] = self._made(HeadShape(heads, *_key_heads(pool)), window)
-        wrappers, kernels = self._wrappers[window], self._prefill_kernels(layout, heads, window)
+        group = heads // pool.shape.kv_heads
+        if layers not in self._wrappers:
+            self._wrappers[layers] = self._made(pool, heads, layers)
+        wrappers, kernels = self._wrappers[layers], self._prefill_kernels(layout, heads, layers)
         for part in parts_of(layout.numbers, layout.extends, pool.page_size, group, kernels):
             wrappers[part.kind].plan(pool, layout, part, heads)
             yield part.tokens, wrappers[part.kind].run
 
     def _prefill_kernels(
-        self, layout: TokenLayout, heads: int, window_tokens: int | None
+        self, layout: TokenLayout, heads: int, layers: LayerKind
     ) -> PrefillKernels:
-        """Kernels for a step's prompts: FA2 in layers with a window."""
+        """Kernels for a step's prompts: FA2 in layers with a window or sinks."""
         target = self._target
-        if window_tokens is not None:
+        if not layers.plain:
             return "fa2"
         if target.prefill == "auto":
             rows = layout.numbers, layout.extends
             return prefill_kernels(*rows, heads, target.multiprocessors)
         return target.prefill
 
-    def caches(self, pool: PagePool, heads: int) -> list[LayerCache]:
-        """Caches of the pool's layers, made once: see `layer_caches`."""
-        if self._caches is None or self._caches[0] is not pool:
-            self._caches = pool, layer_caches(pool, heads)
-        return self._caches[1]
+    def cache(self, pool: PagePool, layer: int, heads: int, sinks: Tensor | None) -> LayerCache:
+        """Cache of one of the pool's layers, made once: see `layer_cache`."""
+        if self._pool is not pool:
+            self._pool, self._caches = pool, {}
+        if layer not in self._caches:
+            self._caches[layer] = layer_cache(pool, layer, heads, sinks)
+        return self._caches[layer]
 
-    def _made(self, shape: HeadShape, window_tokens: int | None) -> dict[Kind, StepWrapper]:
-        library, workspace = self._library, self._shared_workspace(shape)
+    def _made(self, pool: PagePool, heads: int, layers: LayerKind) -> dict[Kind, StepWrapper]:
+        library, workspace = self._library, self._shared_workspace(head_shape(pool, heads))
         prefill = partial(library.BatchPrefillWithPagedKVCacheWrapper, workspace, kv_layout=LAYOUT)
-        decode = library.BatchDecodeWithPagedKVCacheWrapper(
-            workspace,
-            kv_layout=LAYOUT,
-            use_tensor_cores=shape.decodes_on_tensor_cores(windowed=window_tokens is not None),
-            backend="fa2",
-        )
-        every: dict[Kind, Wrapper] = {"decode": decode}
-        choice = self._target.prefill if window_tokens is None else "fa2"
+        every: dict[Kind, Wrapper] = {
+            "decode": decode_wrapper(library, workspace, pool, heads, layers)
+        }
+        choice = self._target.prefill if layers.plain else "fa2"
         if choice != "fa3":
-            every["fa2"] = prefill(backend="fa2")
+            every["fa2"] = prefill(backend="fa2", jit_args=module_arguments(pool, layers))
         if choice != "fa2":
             every["fa3"] = prefill(backend="fa3")
         return {
-            kind: StepWrapper(library, kind, wrapper, window_tokens, copy_event(workspace.device))
+            kind: StepWrapper(library, kind, wrapper, layers, copy_event(workspace.device))
             for kind, wrapper in every.items()
         }
 
@@ -261,8 +268,41 @@ def copy_event(place: torch.device) -> CopyEvent | None:
     return event
 
 
-def _key_heads(pool: PagePool) -> tuple[int, int]:
-    return pool.shape.kv_heads, pool.shape.head_dim
+def head_shape(pool: PagePool, heads: int) -> HeadShape:
+    """Shape of a device's heads: `heads` query heads over those of its pool."""
+    return HeadShape(heads, pool.shape.kv_heads, pool.shape.head_dim)
+
+
+def decode_wrapper(
+    library: Library,
+    workspace: Tensor,
+    pool: PagePool,
+    heads: int,
+    layers: LayerKind,
+    **buffers: Any,
+) -> Wrapper:
+    """Wrapper that decodes layers of one kind; `buffers`: further arguments, for graphs."""
+    return library.BatchDecodeWithPagedKVCacheWrapper(
+        workspace,
+        kv_layout=LAYOUT,
+        backend="fa2",
+        use_tensor_cores=head_shape(pool, heads).decodes_on_tensor_cores(plain=layers.plain),
+        jit_args=module_arguments(pool, layers),
+        **buffers,
+    )
+
+
+def module_arguments(pool: PagePool, layers: LayerKind) -> list[Any] | None:
+    """Arguments by which wrappers load the module for layers with sinks; None: they find it
+    themselves."""
+    if not layers.sinks:
+        return None
+    shape, windowed = pool.shape, layers.window_tokens is not None
+    dtype, fp8_pages = str(shape.dtype).removeprefix("torch."), shape.scales is not None
+    heads = flashinfer_ahead.Heads(shape.head_dim, sinks=True)
+    return flashinfer_ahead.sink_arguments(
+        flashinfer_ahead.Shape(dtype, heads, fp8_pages), windowed=windowed
+    )
 
 
 class FlashinferStep:
@@ -290,16 +330,16 @@ class FlashinferStep:
         queries = self._storing.queries(layer, qkv, head_norm)
         if not self._parts:
             self._parts = self._planned(queries.shape[1])
-        cache = self._owner.caches(pool, queries.shape[1])[layer]
+        cache = self._owner.cache(pool, layer, queries.shape[1], self._rule.sinks.get(layer))
         out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
         if cache.queries is not None:
             queries = (queries * cache.queries).to(out.dtype)
         for tokens, run in self._parts:
-            run(queries[tokens], cache.views, out=out[tokens], **cache.scales)
+            run(queries[tokens], cache.views, *cache.sinks, out=out[tokens], **cache.scales)
         return out
 
     def _planned(self, heads: int) -> list[tuple[slice, Run]]:
-        layout, rule = self._layout, self._rule
+        layout, kind = self._layout, self._rule.kind
         if layout.planned is not None:
-            return [(slice(None), layout.planned.run_with(rule.window_tokens))]
-        return list(self._owner.planned(self._pool, layout, heads, rule))
+            return [(slice(None), layout.planned.run_with(kind))]
+        return list(self._owner.planned(self._pool, layout, heads, kind))

@@ -6,7 +6,7 @@ chooses among these. Plain torch is the reference and runs everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sluice_runtime.errors import InvalidConfigError
 from sluice_runtime.kv.pool import CPU, PagePool
-from sluice_runtime.layers.attention import PLAIN, AttentionKinds, TokenLayout
+from sluice_runtime.layers.attention import PLAIN, LayerKind, TokenLayout
 from sluice_runtime.layers.attention_choice import (
     GpuKind,
     Name,
@@ -200,7 +200,7 @@ def _torch(device: torch.device, *_: object) -> Backend:
 
 
 def flashinfer_backend(
-    device: torch.device, prefill: Prefill, kinds: AttentionKinds = PLAIN
+    device: torch.device, prefill: Prefill, kinds: Sequence[LayerKind] = PLAIN
 ) -> Backend:
     """Backend for one device, to which its wrappers and workspaces belong."""
     target, library = target_at(device, prefill), flashinfer_library()
@@ -225,7 +225,7 @@ def flashinfer_backend(
     )
 
 
-BACKENDS: Final[Mapping[Name, Callable[[torch.device, Prefill, AttentionKinds], Backend]]] = {
+BACKENDS: Final[Mapping[Name, Callable[[torch.device, Prefill, Sequence[LayerKind]], Backend]]] = {
     "native": lambda *_: NATIVE,
     "torch": _torch,
     "flashinfer": flashinfer_backend,
@@ -247,7 +247,7 @@ def choose_backend(
     device: torch.device = CPU,
     setting: AttentionBackend = "auto",
     pages: KvCacheDtype = "auto",
-    kinds: AttentionKinds = PLAIN,
+    kinds: Sequence[LayerKind] = PLAIN,
     native_lacks: str = "",
 ) -> BackendChoice:
     """The fastest backend for a model on `device`, or the backend that `setting` names.
@@ -266,7 +266,7 @@ def situation(
     head_dim: int,
     device: torch.device,
     pages: KvCacheDtype = "auto",
-    kinds: AttentionKinds = PLAIN,
+    kinds: Sequence[LayerKind] = PLAIN,
 ) -> Situation:
     """Backends that are installed and built here, as far as `device` can use them."""
     name, fp8 = _name(dtype), pages == "fp8_e4m3"
@@ -275,7 +275,8 @@ def situation(
         capability = torch.cuda.get_device_capability(device)
         state = flashinfer_state(name, head_dim, capability, fp8_pages=fp8, kinds=kinds)
         gpu = GpuKind(vendor, capability)
-        return Situation(name, head_dim, gpu, flashinfer=state, fp8_pages=fp8, sinks=kinds.sinks)
+        sinks = any(kind.sinks for kind in kinds)
+        return Situation(name, head_dim, gpu, flashinfer=state, fp8_pages=fp8, sinks=sinks)
     missing = native.load()
     return Situation(
         name,

@@ -1,4 +1,4 @@
-"""Decode wrappers of flashinfer for CUDA graphs: one for each batch size and window of layers, over
+"""Decode wrappers of flashinfer for CUDA graphs: one for each batch size and kind of layers, over
 shared buffers.
 
 A captured graph reads the same addresses in every replay, so each plan is written there. Planning
@@ -10,7 +10,7 @@ are captured, nor of what their rows are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,10 +18,16 @@ import torch
 from torch import Tensor
 
 from sluice_runtime.kv.pool import PagePool
-from sluice_runtime.layers.attention import AttentionKinds, GraphRows, Run
-from sluice_runtime.layers.attention_flashinfer import LAYOUT, CopyEvent, constants, copy_event
+from sluice_runtime.layers.attention import GraphRows, LayerKind, Run
+from sluice_runtime.layers.attention_flashinfer import (
+    CopyEvent,
+    constants,
+    copy_event,
+    decode_wrapper,
+    head_shape,
+)
 from sluice_runtime.layers.flashinfer_library import Library, Target
-from sluice_runtime.layers.flashinfer_workspace import HeadShape, graph_workspace_bytes
+from sluice_runtime.layers.flashinfer_workspace import graph_workspace_bytes
 
 INT_WORKSPACE_BYTES: Final = 512 << 10
 """Size of an integer workspace; a plan of 4,096 rows takes less than 200 KiB of it. Each wrapper
@@ -33,12 +39,12 @@ class GraphWorkspaces:
     """Workspaces that all batch sizes share, since graphs of one stream run one after the other."""
 
     floats: Tensor
-    ints: Mapping[int | None, Tensor]
-    """Workspaces by the window of layers: a replay reads the plans of all windows."""
+    ints: Mapping[LayerKind, Tensor]
+    """Workspaces by the kind of layers: a replay reads the plans of all kinds."""
 
 
-class WindowWrapper:
-    """Computes the layers with one window, in steps of `batch` rows of one token."""
+class KindWrapper:
+    """Computes the layers of one kind, in steps of `batch` rows of one token."""
 
     def __init__(
         self,
@@ -47,29 +53,29 @@ class WindowWrapper:
         rows: GraphRows,
         pool: PagePool,
         heads: int,
-        window_tokens: int | None,
+        layers: LayerKind,
     ) -> None:
         self._library = library
         self._copied: CopyEvent | None = copy_event(rows.indptr.device)
-        shape = HeadShape(heads, pool.shape.kv_heads, pool.shape.head_dim)
         self._constants = {
             "indices": rows.indices,
             "head_dim": pool.shape.head_dim,
-            **constants(pool, heads, window_tokens),
+            **constants(pool, heads, layers),
         }
-        self._wrapper = library.BatchDecodeWithPagedKVCacheWrapper(
+        self._wrapper = decode_wrapper(
+            library,
             workspaces.floats,
-            kv_layout=LAYOUT,
-            backend="fa2",
+            pool,
+            heads,
+            layers,
             use_cuda_graph=True,
-            use_tensor_cores=shape.decodes_on_tensor_cores(windowed=window_tokens is not None),
             paged_kv_indptr_buffer=rows.indptr,
             paged_kv_indices_buffer=rows.indices,
             paged_kv_last_page_len_buffer=rows.last_page_len,
         )
         self._wrapper.reset_workspace_buffer(
             float_workspace_buffer=workspaces.floats,
-            int_workspace_buffer=workspaces.ints[window_tokens],
+            int_workspace_buffer=workspaces.ints[layers],
         )
         self._plan_again = False
         self.run: Run = self._wrapper.run
@@ -94,17 +100,16 @@ class GraphWrapper:
     """Computes `batch` rows of one token; rows that a step does not fill are padding."""
 
     batch: int
-    wrappers: Mapping[int | None, WindowWrapper]
-    """Wrappers by the window of layers."""
+    wrappers: Mapping[LayerKind, KindWrapper]
 
     def plan(self, indptr: Tensor, last_page_len: Tensor) -> None:
         """See `layers.attention.GraphAttention`."""
         for wrapper in self.wrappers.values():
             wrapper.plan(indptr, last_page_len)
 
-    def run_with(self, window_tokens: int | None) -> Run:
+    def run_with(self, kind: LayerKind) -> Run:
         """See `layers.attention.GraphAttention`."""
-        return self.wrappers[window_tokens].run
+        return self.wrappers[kind].run
 
 
 class GraphWrappers:
@@ -114,7 +119,7 @@ class GraphWrappers:
         self,
         library: Library,
         target: Target,
-        kinds: AttentionKinds,
+        kinds: Sequence[LayerKind],
         pool: PagePool,
         heads: int,
     ) -> None:
@@ -131,13 +136,11 @@ class GraphWrappers:
         batch = len(rows.last_page_len)
         self._workspaces = workspaces = self._workspaces or self._allocated(batch)
         where = self._library, workspaces, rows, self._pool, self._heads
-        windows = self._kinds.windows
-        return GraphWrapper(batch, {window: WindowWrapper(*where, window) for window in windows})
+        return GraphWrapper(batch, {kind: KindWrapper(*where, kind) for kind in self._kinds})
 
     def _allocated(self, batch: int) -> GraphWorkspaces:
-        shape = HeadShape(self._heads, self._pool.shape.kv_heads, self._pool.shape.head_dim)
+        shape = head_shape(self._pool, self._heads)
         major, blocks = self._target.capability[0], self._target.multiprocessors
-        windows = self._kinds.windows
 
         def workspace(size: int) -> Tensor:
             return torch.zeros(size, dtype=torch.uint8, device=self._target.place)
@@ -145,9 +148,9 @@ class GraphWrappers:
         return GraphWorkspaces(
             floats=workspace(
                 max(
-                    graph_workspace_bytes(shape, blocks, batch, major, windowed=window is not None)
-                    for window in windows
+                    graph_workspace_bytes(shape, blocks, batch, major, plain=kind.plain)
+                    for kind in self._kinds
                 )
             ),
-            ints={window: workspace(INT_WORKSPACE_BYTES) for window in windows},
+            ints={kind: workspace(INT_WORKSPACE_BYTES) for kind in self._kinds},
         )

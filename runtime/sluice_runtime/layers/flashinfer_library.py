@@ -7,6 +7,7 @@ flashinfer is imported only for a GPU: the import takes seconds, and engines on 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, Protocol
@@ -15,7 +16,7 @@ import torch
 from sluice_kernels import flashinfer_ahead
 from torch import Tensor
 
-from sluice_runtime.layers.attention import PLAIN, AttentionKinds
+from sluice_runtime.layers.attention import PLAIN, LayerKind
 from sluice_runtime.layers.attention_choice import FlashinferState, Prefill
 from sluice_runtime.layers.flashinfer_operators import Kernels
 
@@ -42,9 +43,16 @@ class Wrapper(Protocol):
         ...
 
     def run(
-        self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], /, *, out: Tensor, **scales: Any
+        self,
+        q: Tensor,
+        paged_kv_cache: tuple[Tensor, Tensor],
+        /,
+        *sinks: Any,
+        out: Tensor,
+        **scales: Any,
     ) -> Tensor:
-        """Computes attention. scales: for an 8-bit cache, `k_scale`, a float, and `v_scale`, a
+        """Computes attention. sinks: for a module with sinks, these [heads] in float32, and the
+        scale of scores. scales: for an 8-bit cache, `k_scale`, a float, and `v_scale`, a
         float or a tensor [heads, 1]."""
         ...
 
@@ -89,7 +97,7 @@ def flashinfer_state(
     capability: tuple[int, int],
     *,
     fp8_pages: bool = False,
-    kinds: AttentionKinds = PLAIN,
+    kinds: Sequence[LayerKind] = PLAIN,
 ) -> FlashinferState:
     """Whether and how flashinfer can be used for a model with these properties on a GPU of
     `capability`."""
@@ -101,8 +109,10 @@ def flashinfer_state(
         return FlashinferState(f"flashinfer {installed} is installed, not {VERSION}")
     if dtype not in flashinfer_ahead.SHORT:
         return FlashinferState(f"flashinfer does not compute {dtype}")
+    windows = any(kind.window_tokens is not None for kind in kinds)
+    heads = flashinfer_ahead.Heads(head_dim, windows, any(kind.sinks for kind in kinds))
     shape, architecture = (
-        flashinfer_ahead.Shape(dtype, head_dim, fp8_pages, kinds.windowed),
+        flashinfer_ahead.Shape(dtype, heads, fp8_pages),
         10 * capability[0] + capability[1],
     )
     return FlashinferState(

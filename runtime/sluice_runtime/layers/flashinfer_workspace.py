@@ -36,10 +36,10 @@ class HeadShape:
         """Query heads of each key head."""
         return self.heads // self.kv_heads
 
-    def decodes_on_tensor_cores(self, *, windowed: bool) -> bool:
-        """Whether tensor cores decode. They always do in layers with a window: the kernel without
-        them reads a row's whole context (`decode.cuh`)."""
-        return windowed or self.group >= TENSOR_CORES_FROM
+    def decodes_on_tensor_cores(self, *, plain: bool = True) -> bool:
+        """Whether tensor cores decode. They always do in layers with a window or sinks: the kernel
+        without them reads a row's whole context (`decode.cuh`), and is not built with sinks."""
+        return not plain or self.group >= TENSOR_CORES_FROM
 
 
 def step_workspace_bytes(shape: HeadShape, multiprocessors: int) -> int:
@@ -50,11 +50,11 @@ def step_workspace_bytes(shape: HeadShape, multiprocessors: int) -> int:
 
 
 def graph_workspace_bytes(
-    shape: HeadShape, multiprocessors: int, batch: int, major: int, *, windowed: bool = False
+    shape: HeadShape, multiprocessors: int, batch: int, major: int, *, plain: bool = True
 ) -> int:
     """Bytes for graphs of decode steps of up to `batch` rows, whose rows are always split. `major`:
     major compute capability."""
-    if not shape.decodes_on_tensor_cores(windowed=windowed):
+    if not shape.decodes_on_tensor_cores(plain=plain):
         blocks = DECODE_BLOCKS_PER_SM * multiprocessors // shape.kv_heads
         return _rounded(shape.heads * blocks * _partial_bytes(shape))
     tile = 16 if shape.group <= 16 and major >= AMPERE else 64

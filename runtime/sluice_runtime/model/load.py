@@ -69,7 +69,7 @@ def load_model(
         placement.device,
         backend,
         pages,
-        family.attention_kinds(spec),
+        family.layer_kinds(spec),
         family.native_lacks,
     )
     kernels = with_pages(with_weights(choice.backend, placement.weights), pages)

@@ -117,7 +117,9 @@ class Site:
         return StreamDevice(self.place, lambda size: torch.empty(size, **pinned), torch.cuda.Event)
 
 
-QWEN, GEMMA = (resolve(f"dummy://{name}").config for name in ("qwen3-tiny", "gemma3-tiny"))
+QWEN, GEMMA, GPT_OSS = (
+    resolve(f"dummy://{name}").config for name in ("qwen3-tiny", "gemma3-tiny", "gpt-oss-tiny")
+)
 MODELS: dict[str, dict[str, Any]] = {
     "group4": {**QWEN, "num_attention_heads": 8, "num_key_value_heads": 2},
     "group2": {**QWEN},
@@ -127,6 +129,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 2,
         "layer_types": ["sliding_attention", "full_attention"],
     },
+    "sinks": {**GPT_OSS, "sliding_window": 7},
 }
 """By query heads of a key head, of which four or more decode on tensor cores. Windows are shorter
 than most contexts."""
@@ -136,8 +139,11 @@ SITES = [
     pytest.param(("cuda-fp8", 128, "group4"), id="cuda-fp8", marks=pytest.mark.gpu),
     *(pytest.param(("cuda", dim, "windows"), id=f"cuda-dim{dim}-windows", marks=pytest.mark.gpu)
       for dim in (128, 256)),
+    pytest.param(("cuda", 64, "sinks"), id="cuda-dim64-sinks", marks=pytest.mark.gpu),
     pytest.param(("cpu", 16, "group2"), id="cpu"),
     pytest.param(("cpu", 16, "windows"), id="cpu-windows"),
+    pytest.param(("cpu", 16, "sinks"), id="cpu-sinks"),
+    pytest.param(("cpu-fp8", 16, "sinks"), id="cpu-fp8-sinks"),
     pytest.param(("cpu-fp8", 16, "group2"), id="cpu-fp8"),
 ]  # fmt: skip
 
@@ -149,7 +155,7 @@ def site(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Sit
     kind, _, fp8 = kind.partition("-")
     place, dtype = torch.device(kind), torch.float32
     spec = spec_from({**MODELS[heads], "head_dim": head_dim})
-    kinds = family_of(spec).attention_kinds(spec)
+    kinds = family_of(spec).layer_kinds(spec)
     if kind == "cpu":
         backend = flashinfer_backend(flashinfer_on_cpu(monkeypatch), kinds)
     else:

@@ -18,7 +18,7 @@ from sluice_runtime.engine.runner import Runner
 from sluice_runtime.grammar.masks import Matchers
 from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.layers import experts
-from sluice_runtime.layers.attention import GraphRows
+from sluice_runtime.layers.attention import GraphRows, LayerKind
 from sluice_runtime.layers.backend import TORCH, Backend
 from sluice_runtime.layers.dense import linear
 from sluice_runtime.layers.stacks import FusedLayer
@@ -96,7 +96,7 @@ class PlannedAttention:
         assert (len(indptr), len(last_page_len)) == (self.batch + 1, self.batch)
         assert {indptr.device, last_page_len.device} == {CPU}
 
-    def run_with(self, _: int | None) -> Callable[..., Tensor]:
+    def run_with(self, _: LayerKind) -> Callable[..., Tensor]:
         return lambda *_, out, **__: out
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from sluice_kernels import reference
 from sluice_runtime.engine.build import Engine, build_engine
 from sluice_runtime.engine.prepare import capture_graphs
 from sluice_runtime.layers import backend as backends
-from sluice_runtime.layers.attention import PLAIN, AttentionKinds
+from sluice_runtime.layers.attention import PLAIN, LayerKind
 from sluice_runtime.layers.attention_flashinfer import FlashinferAttention
 from sluice_runtime.layers.backend import TORCH, Backend
 from sluice_runtime.layers.flashinfer_graphs import GraphWrappers
@@ -39,7 +39,7 @@ def sample_rows(logits: Tensor, *tables: Tensor) -> Tensor:
     return tokens
 
 
-def flashinfer_backend(library: Any, kinds: AttentionKinds = PLAIN) -> Backend:
+def flashinfer_backend(library: Any, kinds: Sequence[LayerKind] = PLAIN) -> Backend:
     """`library`: see `flashinfer_kernels`."""
     attention = FlashinferAttention(TARGET, library)
     operators = replace(TORCH.operators, attention=attention, attention_by=attention)

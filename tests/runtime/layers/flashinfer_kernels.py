@@ -13,6 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+from sluice_kernels import flashinfer_ahead
+from sluice_runtime.layers import stacks
+from sluice_runtime.layers.dense import Activation, Multiply, linear
+from sluice_runtime.layers.experts import EveryExpert, Products, Router
+from sluice_runtime.layers.stack import ExpertsWeights
 from torch import Tensor
 
 from tests.runtime.recorded_graph import kernel
@@ -82,13 +87,33 @@ class PrefillModule:
         assert torch.equal(info.qo_indptr, qo_indptr.cpu())
         assert (mask_mode == CAUSAL) == info.causal
         assert window_left == info.window_left
-        scale = args[16:][PACKED_SCALE]
+        scale, sinks = self._extra(args[16:])
         _check(info, q, k, v, kv_indptr)
         for row in range(len(last_page_len)):
             tokens = slice(int(qo_indptr[row]), int(qo_indptr[row + 1]))
             keys, values = _row(k, v, kv_indptr, indices, last_page_len, row)
             hidden = _hidden(len(q[tokens]), len(keys), info)
-            out[tokens] = _attend(q[tokens], keys, values, scale, hidden)
+            out[tokens] = _attend(q[tokens], keys, values, scale, hidden, sinks)
+
+    def _extra(self, args: tuple[Any, ...]) -> tuple[float, Tensor | None]:
+        """Scale of scores, and sinks if there are any."""
+        return args[PACKED_SCALE], None
+
+
+class SinkModule(PrefillModule):
+    """A module of FA2 with sinks, which takes them and the scale of scores after the fixed
+    arguments."""
+
+    def build_and_load(self) -> SinkModule:
+        return self
+
+    def ragged_run(self, *_: Any) -> None:
+        raise AssertionError("keys and values are in pages")
+
+    def _extra(self, args: tuple[Any, ...]) -> tuple[float, Tensor | None]:
+        sinks, scale = args
+        assert sinks.dtype == torch.float32
+        return scale, sinks
 
 
 class DecodeModule:
@@ -164,17 +189,34 @@ def _hidden(queries: int, context: int, info: PlanInfo) -> Tensor:
     return hidden
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, hidden: Tensor) -> Tensor:
-    """q [n, heads, d]; k, v [context, kv_heads, d]; hidden: see `_hidden`."""
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, hidden: Tensor, sinks: Tensor | None = None
+) -> Tensor:
+    """q [n, heads, d]; k, v [context, kv_heads, d]; hidden: see `_hidden`; sinks: [heads]."""
     group = q.shape[1] // k.shape[1]
     keys, values = (x.float().repeat_interleave(group, 1) for x in (k, v))
     scores = torch.einsum("nhd,chd->hnc", q.float(), keys) * scale
     scores = scores.masked_fill(hidden, float("-inf"))
-    return torch.einsum("hnc,chd->nhd", scores.softmax(-1), values).to(q.dtype)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks[:, None, None].expand(-1, len(q), 1)), -1)
+    shares = scores.softmax(-1)[..., : len(k)]
+    return torch.einsum("hnc,chd->nhd", shares, values).to(q.dtype)
+
+
+def every_expert(
+    weights: ExpertsWeights, activation: Activation, multiply: Multiply = linear
+) -> EveryExpert:
+    """Experts as on GPUs without grouped products: the host reads no counts, so graphs can have
+    them."""
+    parts = weights.experts
+    gate_up_biases, down_biases = zip(*(part.biases for part in parts), strict=True)
+    gate_up = Products([(part.gate, part.up) for part in parts], gate_up_biases)
+    down = Products([(part.down,) for part in parts], down_biases)
+    return EveryExpert(Router.of(weights), gate_up, down, activation)
 
 
 def flashinfer_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The library with its compiled functions replaced."""
+    """The library with its compiled functions replaced, and experts as on a GPU."""
     import flashinfer
     from flashinfer import decode, prefill
 
@@ -189,6 +231,18 @@ def flashinfer_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     for module in (prefill, decode):
         monkeypatch.setattr(module, "get_batch_prefill_module", prefill_module)
     monkeypatch.setattr(decode, "get_batch_decode_module", lambda *_: decodes)
+    sinks = {windowed: SinkModule(windowed=windowed) for windowed in (False, True)}
+
+    def sink_module(backend: str, name: str, *args: Any) -> SinkModule:
+        windowed = args[-1]
+        assert (backend, f"use_swa_{windowed}" in name) == ("fa2", True)
+        return sinks[windowed]
+
+    monkeypatch.setattr(prefill, "get_customize_batch_prefill_module", sink_module)
+    monkeypatch.setattr(decode, "gen_customize_batch_prefill_module", sink_module)
+    # Engines of most tests compute in float32, of which flashinfer has no kernels.
+    monkeypatch.setitem(flashinfer_ahead.SHORT, "float32", "f32")
+    monkeypatch.setattr(stacks, "experts", every_expert)
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
     empty = torch.empty
 

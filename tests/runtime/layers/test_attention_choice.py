@@ -72,8 +72,8 @@ CHOICES: dict[str, tuple[Situation, str, str]] = {
     ),
     "sinks on a GPU": (
         Situation("bfloat16", 64, H200, sinks=True),
-        "torch",
-        f"plain torch on sm_90, {SLOWER}: attention sinks are not implemented with flashinfer",
+        "flashinfer",
+        "flashinfer for sm_90; FA2 computes all prompts, since FA3 is not built with sinks",
     ),
     "AMD": (
         Situation("bfloat16", 128, GpuKind("AMD", (9, 4))),
@@ -155,7 +155,7 @@ def test_fa3_is_refused_where_it_cannot_be_had(gpu: GpuKind, obstacle: str) -> N
     )
 
 
-def test_pages_of_8_bits_are_read_by_fa2_alone() -> None:
+def test_fa2_alone_reads_pages_of_8_bits_and_computes_sinks() -> None:
     situation = Situation("bfloat16", 128, H200, fp8_pages=True)
     choice = choose_attention(situation)
     assert (choice.name, choice.prefill) == ("flashinfer", "fa2")
@@ -163,6 +163,8 @@ def test_pages_of_8_bits_are_read_by_fa2_alone() -> None:
     assert choice.message == f"flashinfer for sm_90; {told}"
     with pytest.raises(InvalidConfigError, match=r"flashinfer-fa3: FA3 does not read pages of 8"):
         choose_attention(situation, "flashinfer-fa3")
+    with pytest.raises(InvalidConfigError, match=r"flashinfer-fa3: FA3 is not built with sinks"):
+        choose_attention(CHOICES["sinks on a GPU"][0], "flashinfer-fa3")
     assert choose_attention(Situation("bfloat16", 128, A100, fp8_pages=True)).message == (
         "flashinfer for sm_80"
     )

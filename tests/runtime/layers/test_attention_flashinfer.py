@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from sluice_runtime.kv.pool import CPU, KvScales, KvShape, PagePool
-from sluice_runtime.layers.attention import AttentionKinds, AttentionRule, TokenLayout
+from sluice_runtime.layers.attention import AttentionRule, LayerKind, TokenLayout
 from sluice_runtime.layers.attention_flashinfer import FlashinferAttention
 from sluice_runtime.layers.attention_plan import PrefillKernels
 from sluice_runtime.layers.attention_torch import TorchAttention
@@ -42,7 +42,7 @@ HEADS = {"1": (2, 2), "2": (4, 2), "3": (6, 2), "4": (8, 2), "5": (10, 2), "16":
 HOPPER = Target(torch.device("cpu"), (9, 0), 132, "fa3")
 AMPERE = Target(torch.device("cpu"), (8, 0), 108, "fa2")
 TARGETS = {"fa3": HOPPER, "fa2": AMPERE}
-WINDOWED = AttentionKinds((None, 18))
+WINDOWED, SINKS = ([LayerKind(window, sinks) for window in (None, 18)] for sinks in (False, True))
 
 
 @pytest.fixture
@@ -83,6 +83,8 @@ def attended(
     pool: PagePool,
     heads: int,
     windows: tuple[int | None, ...] = (None,) * LAYERS,
+    *,
+    sinks: bool = False,
 ) -> Tensor:
     """[layers, n, heads, dim], one step over all layers, where the pool is. `windows`: by layer."""
     place, generator = pool.data.device, torch.Generator().manual_seed(2)
@@ -92,7 +94,9 @@ def attended(
     weight = torch.rand(heads + kv_heads, dim, generator=generator).to(place, DTYPE)
     frequencies = inverse_frequencies(Rope(10_000.0), dim).to(place)
     angles = angles_of(frequencies, torch.arange(n, device=place))
-    rules = {window: AttentionRule(window) for window in windows}
+    drawn = torch.randn(len(windows), heads, generator=generator).to(place, DTYPE) * 3
+    by_layer = dict(enumerate(drawn)) if sinks else {}
+    rules = {window: AttentionRule(window, by_layer) for window in windows}
     steps = {window: attention(pool, where, angles, rule) for window, rule in rules.items()}
     norm = HeadNorm(weight, 1e-6)
     attended = [steps[window].attend(i, qkv[i], norm) for i, window in enumerate(windows)]
@@ -108,15 +112,17 @@ def assert_same(
     dim: int = DIM,
     scales: KvScales | None = None,
     windows: tuple[int | None, ...] = (None,) * LAYERS,
+    *,
+    sinks: bool = False,
 ) -> None:
     torch.manual_seed(0)
     (rows, extends), (heads, kv_heads) = STEPS[name], HEADS[group]
     where = layout(page_size, rows, extends)
     wanted_pool = filled(where, page_size, kv_heads, 0.0, dim=dim, scales=scales)
-    wanted = attended(TorchAttention, where, wanted_pool, heads, windows)
+    wanted = attended(TorchAttention, where, wanted_pool, heads, windows, sinks=sinks)
     pool = filled(where, page_size, kv_heads, float("nan"), target.place, dim, scales)
     attention = FlashinferAttention(target, library)
-    seen = attended(attention, moved(where, target.place), pool, heads, windows)
+    seen = attended(attention, moved(where, target.place), pool, heads, windows, sinks=sinks)
     close: dict[str, Any] = {"atol": TOLERANCE, "rtol": TOLERANCE}
     torch.testing.assert_close(seen.cpu(), wanted, **close)
     stored = (each.data.cpu().float().nan_to_num(0.0) for each in (pool, wanted_pool))
@@ -159,6 +165,16 @@ def test_layers_with_and_without_a_window_agree_with_plain_torch(
     assert_same(TARGETS[target], library, name, page_size, group, windows=windows)
 
 
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize(("page_size", "group", "target"), [(1, "2", "fa2"), (16, "16", "fa3")])
+@pytest.mark.parametrize("windows", [(None, 18), (None, None)], ids=str)
+def test_layers_with_sinks_agree_with_plain_torch(
+    windows: tuple[int | None, ...], name: str, page_size: int, group: str, target: str,
+    library: Any,
+) -> None:  # fmt: skip
+    assert_same(TARGETS[target], library, name, page_size, group, windows=windows, sinks=True)
+
+
 def test_a_step_is_planned_once_for_each_window(
     library: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,7 +210,9 @@ SCALES = {"one a layer": BY_LAYER, "one a head": BY_HEAD}
 def test_of_8_bits_every_kind_of_step_agrees_with_plain_torch(
     name: str, group: str, scales: str, library: Any
 ) -> None:
-    assert_same(AMPERE, library, name, 16, group, scales=SCALES[scales], windows=(None, 18))
+    own, windows = SCALES[scales], (None, 18)
+    assert_same(AMPERE, library, name, 16, group, scales=own, windows=windows)
+    assert_same(AMPERE, library, name, 16, group, scales=own, windows=windows, sinks=True)
 
 
 @pytest.mark.parametrize(
@@ -326,14 +344,22 @@ def test_of_8_bits_the_real_kernels_agree_with_plain_torch(
 @pytest.mark.parametrize("group", ["2", "4"])
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("scales", [None, *SCALES])
-@pytest.mark.parametrize("dim", [256, 128], ids=["dim256", "dim128"])
-def test_with_windows_the_real_kernels_agree_with_plain_torch(
-    dim: int, scales: str | None, name: str, group: str
+@pytest.mark.parametrize(
+    ("dim", "kinds"),
+    [
+        pytest.param(256, WINDOWED, id="dim256-windows"),
+        pytest.param(128, WINDOWED, id="dim128-windows"),
+        pytest.param(64, SINKS, id="dim64-sinks"),
+    ],
+)
+def test_of_other_layers_the_real_kernels_agree_with_plain_torch(
+    dim: int, kinds: list[LayerKind], scales: str | None, name: str, group: str
 ) -> None:
     capability, fp8 = torch.cuda.get_device_capability(), scales is not None
-    state = flashinfer_state("bfloat16", dim, capability, fp8_pages=fp8, kinds=WINDOWED)
+    state = flashinfer_state("bfloat16", dim, capability, fp8_pages=fp8, kinds=kinds)
     if state.missing:
         pytest.skip(state.missing)
     target, library = target_at(torch.device("cuda", 0), "fa2"), flashinfer_library()
-    own = SCALES[scales] if scales else None
-    assert_same(target, library, name, 16, group, dim, own, windows=WINDOWED.windows)
+    own, windows = SCALES[scales] if scales else None, (None, 18)
+    sinks = kinds is SINKS
+    assert_same(target, library, name, 16, group, dim, own, windows=windows, sinks=sinks)

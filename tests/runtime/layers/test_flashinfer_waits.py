@@ -11,7 +11,7 @@ import pytest
 import torch
 from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.layers import attention_flashinfer, flashinfer_graphs
-from sluice_runtime.layers.attention import AttentionKinds, GraphRows, RowNumbers, TokenLayout
+from sluice_runtime.layers.attention import GraphRows, LayerKind, RowNumbers, TokenLayout
 from sluice_runtime.layers.attention_flashinfer import FlashinferAttention
 from sluice_runtime.layers.flashinfer_graphs import GraphWrappers
 from sluice_runtime.layers.flashinfer_library import Target
@@ -123,24 +123,28 @@ def test_a_graphs_step_is_planned_without_waiting() -> None:
     with fake_tensors():
         pool = PagePool(KvShape(2, 2, 64, torch.bfloat16), 64, 16, GPU)
         indptr, others = (torch.zeros(n, dtype=torch.int32, device=GPU) for n in (9, 8))
-        kinds = AttentionKinds((None, 32))
+        kinds = LayerKind(None), LayerKind(32)
         wrappers = GraphWrappers(LIBRARY, HOPPER, kinds, pool, 8)
         wrapper = wrappers.wrapper(GraphRows(indptr, others, others))
         planned = torch.zeros(9, dtype=torch.int32), torch.ones(8, dtype=torch.int32)
         wrapper.plan(*planned)
         wrapper.plan(*planned)
-    planned_by: list[Any] = [wrapper.wrappers[window]._wrapper for window in kinds.windows]
+    planned_by: list[Any] = [wrapper.wrappers[kind]._wrapper for kind in kinds]
     assert [planned.planned for planned in planned_by] == [["plan", "fast"]] * 2
 
 
-@pytest.mark.parametrize("windows", [(None,), (None, 32)], ids=str)
-def test_wrappers_of_all_windows_share_a_workspace_that_is_enough_for_each(
-    windows: tuple[int | None, ...],
+@pytest.mark.parametrize(
+    "kinds", [(LayerKind(),), (LayerKind(), LayerKind(32)), (LayerKind(sinks=True),)], ids=str
+)
+def test_wrappers_of_all_kinds_share_a_workspace_that_is_enough_for_each(
+    kinds: tuple[LayerKind, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(attention_flashinfer, "module_arguments", lambda *_: None)
     with fake_tensors():
         pool = PagePool(KvShape(2, 8, 128, torch.bfloat16), 64, 16, GPU)
         rows = GraphRows(*(torch.zeros(n, dtype=torch.int32, device=GPU) for n in (513, 8, 512)))
-        made = GraphWrappers(LIBRARY, HOPPER, AttentionKinds(windows), pool, 16).wrapper(rows)
-        (size,) = {len(wrapper._wrapper.workspace) for wrapper in made.wrappers.values()}  # type: ignore[attr-defined]
-    shape = HeadShape(16, 8, 128)
-    assert size == graph_workspace_bytes(shape, 132, 512, 9, windowed=windows != (None,))
+        made = GraphWrappers(LIBRARY, HOPPER, kinds, pool, 16).wrapper(rows)
+        wrappers: list[Any] = [wrapper._wrapper for wrapper in made.wrappers.values()]
+    (size,) = {len(wrapper.workspace) for wrapper in wrappers}
+    shape, plain = HeadShape(16, 8, 128), kinds == (LayerKind(),)
+    assert size == graph_workspace_bytes(shape, 132, 512, 9, plain=plain)

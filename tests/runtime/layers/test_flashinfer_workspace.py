@@ -48,12 +48,12 @@ def test_graphs_have_room_for_every_tile_of_their_largest_batch(
 
 
 def test_small_groups_decode_with_little() -> None:
-    assert not QWEN_SMALL.decodes_on_tensor_cores(windowed=False)
+    assert not QWEN_SMALL.decodes_on_tensor_cores()
     assert graph_workspace_bytes(QWEN_SMALL, 132, 512, 9) < 8 * MIB
 
 
-def test_layers_with_a_window_decode_in_tiles_whatever_their_groups() -> None:
-    assert QWEN_SMALL.decodes_on_tensor_cores(windowed=True)
+def test_layers_with_a_window_or_sinks_decode_in_tiles_whatever_their_groups() -> None:
+    assert QWEN_SMALL.decodes_on_tensor_cores(plain=False)
     wanted = 16 * (512 * 2 // 16 + 511) * 16 * (128 + 1) * 4
-    size = graph_workspace_bytes(QWEN_SMALL, 132, 512, 9, windowed=True)
+    size = graph_workspace_bytes(QWEN_SMALL, 132, 512, 9, plain=False)
     assert wanted + 32 <= size < wanted + 2 * MIB

@@ -20,7 +20,7 @@ from sluice_contract.config.model_shape import (
 from torch import Tensor
 
 from sluice_runtime.layers.adapters import AdapterBank
-from sluice_runtime.layers.attention import AttentionKinds, AttentionRule
+from sluice_runtime.layers.attention import AttentionRule, LayerKind
 from sluice_runtime.layers.rope import Rope
 from sluice_runtime.layers.stack import ExpertsWeights, LayerShape, LayerWeights, MlpWeights
 from sluice_runtime.model.config_json import Config
@@ -147,11 +147,11 @@ class Family:
             windows=windows.layers if windows else frozenset(),
         )
 
-    def attention_kinds(self, spec: ModelSpec) -> AttentionKinds:
-        """Kinds of attention among the layers."""
+    def layer_kinds(self, spec: ModelSpec) -> tuple[LayerKind, ...]:
+        """Kinds of attention among the layers, each once."""
         whole = (None,) if spec.windows is None or len(spec.windows.layers) < spec.layers else ()
         windowed = (spec.windows.tokens,) if spec.windows else ()
-        return AttentionKinds((*whole, *windowed), self.sinks)
+        return tuple(LayerKind(window, self.sinks) for window in (*whole, *windowed))
 
     def prefix(self, checkpoint: Checkpoint) -> str:
         """Prefix of all names in the checkpoint except the output layer's."""
