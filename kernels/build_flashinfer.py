@@ -169,7 +169,8 @@ def specs(every: list[Shape]) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "sampling", gen_sampling_module
     yield "rope", gen_rope_module
     yield "page", gen_page_module
-    yield "silu_and_mul", partial(gen_act_and_mul_module, "silu")
+    for activation in ("silu", "gelu_tanh"):
+        yield f"{activation}_and_mul", partial(gen_act_and_mul_module, activation)
     for shape in every:
         dtype, (dim, windows, sinks) = getattr(torch, shape.dtype), shape.heads
         if sinks:

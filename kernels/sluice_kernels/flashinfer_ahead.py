@@ -25,7 +25,7 @@ VERSION: Final = "0.6.13"
 BUILT: Final = Path(__file__).with_name("flashinfer_built")
 """Folder of the prebuilt libraries in an image."""
 MANIFEST: Final = "manifest.json"
-SHARED: Final = ("norm", "silu_and_mul")
+SHARED: Final = ("norm", "silu_and_mul", "gelu_tanh_and_mul")
 """Modules that are the same for every model."""
 SHORT: Final = {"bfloat16": "bf16", "float16": "f16"}
 """flashinfer's names of number types."""

@@ -8,6 +8,7 @@ in a CUDA graph.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,12 +17,18 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+_NO_LAUNCH = {
+    *("view", "_unsafe_view", "slice", "select", "expand", "transpose", "permute", "t", "flatten"),
+    *("unsqueeze", "squeeze", "detach", "split", "as_strided", "unbind", "alias", "chunk"),
+    *("_reshape_alias", "lift_fresh", "empty", "empty_like", "new_empty"),
+}
+
 
 class _Recordings(threading.local):
     """What is being captured: in each thread its own, as ranks may be threads."""
 
     def __init__(self) -> None:
-        self.calls: list[list[Callable[[], None]]] = []
+        self.calls: list[list[partial[None]]] = []
 
 
 _recordings = _Recordings()
@@ -30,19 +37,32 @@ _recordings = _Recordings()
 def capture(step: Callable[[], None]) -> Callable[[], None]:
     """As `engine.graphs.Capture`."""
     step()
-    calls: list[Callable[[], None]] = []
-    _recordings.calls.append(calls)
-    try:
-        with _Recorder(calls):
-            step()
-    finally:
-        _recordings.calls.pop()
+    calls = _recorded(step)
 
     def replay() -> None:
         for call in calls:
             call()
 
     return replay
+
+
+def launches(step: Callable[[], None]) -> Counter[str]:
+    """Operations of a step that a GPU would launch, by name: neither views nor allocations."""
+    step()
+    made = (call.args[0] if call.func is _again else call.func for call in _recorded(step))
+    names = (each.__qualname__.rpartition("::")[2] for each in made)
+    return Counter(name for name in names if name.partition(".")[0] not in _NO_LAUNCH)
+
+
+def _recorded(step: Callable[[], None]) -> list[partial[None]]:
+    calls: list[partial[None]] = []
+    _recordings.calls.append(calls)
+    try:
+        with _Recorder(calls):
+            step()
+    finally:
+        _recordings.calls.pop()
+    return calls
 
 
 def kernel(function: Callable[..., None], *args: Any) -> None:
@@ -56,7 +76,7 @@ def kernel(function: Callable[..., None], *args: Any) -> None:
 
 
 class _Recorder(TorchDispatchMode):
-    def __init__(self, calls: list[Callable[[], None]]) -> None:
+    def __init__(self, calls: list[partial[None]]) -> None:
         super().__init__()
         self._calls = calls
 

@@ -25,6 +25,8 @@ ARCHITECTURES: Final = (75, 80, 90, 100)
 """Compute capabilities: T4; A100 and its generation up to 8.9; H100 and H200; B200."""
 DTYPES: Final = (torch.bfloat16, torch.float16)
 HEAD_DIMS: Final = (64, 128)
+FINE_NORM_DIMS: Final = (128, 256)
+"""Head dimensions of models whose head norms have weights of float32: those of Gemma 3."""
 LOGITS: Final = (torch.float32, *DTYPES)
 """Types of logits: a graph samples from those of the model, other steps convert them first."""
 
@@ -33,21 +35,25 @@ def programs() -> Iterator[Program]:
     """Programs to compile for an image, one for each shape. Their tensors have no data, since only
     types matter."""
     for ids in (torch.int64, torch.int32):
-        for dtype, dim, normed in itertools.product(DTYPES, HEAD_DIMS, (True, False)):
-            yield rotary(dtype, dim, normed, ids)
+        for dtype in DTYPES:
+            for dim, norm in itertools.product(HEAD_DIMS, (dtype, None)):
+                yield rotary(dtype, dim, norm, ids)
+            for dim in FINE_NORM_DIMS:
+                yield rotary(dtype, dim, torch.float32, ids)
     for dtype, vocabulary in itertools.product(LOGITS, (16, 1)):  # a multiple of 16, and another
         yield sampling(dtype, vocabulary)
     yield decoding()
 
 
-def rotary(dtype: torch.dtype, dim: int, normed: bool, ids: torch.dtype) -> Program:
-    """Program for head dimension `dim`, whatever the numbers of heads; ids: type of page
-    numbers."""
+def rotary(dtype: torch.dtype, dim: int, norm: torch.dtype | None, ids: torch.dtype) -> Program:
+    """Program for head dimension `dim`, whatever the numbers of heads. norm: type of the head
+    norm's weights; None: there is no norm. ids: type of page numbers."""
     angles, place = _meta(1, dim // 2, dtype=torch.float32), _meta(1, dtype=ids)
-    norm, queries = _meta(2, dim, dtype=dtype), _meta(1, 1, dim, dtype=dtype)
+    weights = None if norm is None else _meta(2, dim, dtype=norm)
+    queries = _meta(1, 1, dim, dtype=dtype)
     qkv, pool = _meta(1, 3, dim, dtype=dtype), _meta(2, 1, 2, 16, 1, dim, dtype=dtype)
     return calls.rotate_and_store(
-        qkv, norm if normed else None, 0.0, angles, angles, pool, 0, place, place, queries
+        qkv, weights, 0.0, angles, angles, pool, 0, place, place, queries
     ).program()
 
 

@@ -212,6 +212,7 @@ def flashinfer_backend(
         own.silu_and_multiply,
         attention,
         attention_by=attention,
+        gelu_and_multiply=own.gelu_and_multiply,
     )
     return Backend(
         name="flashinfer",

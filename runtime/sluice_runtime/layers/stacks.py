@@ -20,7 +20,15 @@ from torch import Tensor
 
 from sluice_runtime.kv.pool import PagePool
 from sluice_runtime.layers.attention import Attention, AttentionRule, TokenLayout
-from sluice_runtime.layers.dense import Activation, HeadNorm, Linear, Multiply, linear, pack
+from sluice_runtime.layers.dense import (
+    Activation,
+    HeadNorm,
+    Linear,
+    Multiply,
+    gelu_and_multiply,
+    linear,
+    pack,
+)
 from sluice_runtime.layers.experts import experts
 from sluice_runtime.layers.rope import Angles
 from sluice_runtime.layers.stack import (
@@ -48,6 +56,14 @@ class Operators:
     linear: Multiply = linear
     attention_by: Callable[[PagePool, TokenLayout, Angles, AttentionRule], Attention] | None = None
     """Attention by a rule; None: not supported, so the backend gets no model with rules."""
+    gelu_and_multiply: Activation = gelu_and_multiply
+    """[n, 2 x width], gate first → [n, width]."""
+
+    def activation(self, wanted: Activation | None) -> Activation:
+        """The function that computes a layer's activation; None: `silu_and_multiply`."""
+        if wanted is gelu_and_multiply:
+            return self.gelu_and_multiply
+        return wanted or self.silu_and_multiply
 
 
 @dataclass(frozen=True)
@@ -156,7 +172,7 @@ def _layer(index: int, weights: LayerWeights, shape: LayerShape, operators: Oper
         multiply = operators.linear(torch.cat(parts) if len(parts) > 1 else parts[0], bias)
         return multiply if bank is None else bank.adapted(multiply, index, joined)
 
-    activation = shape.activation or operators.silu_and_multiply
+    activation = operators.activation(shape.activation)
     qkv_bias = None if weights.qkv_biases is None else torch.cat(weights.qkv_biases)
     return _Layer(
         index=index,

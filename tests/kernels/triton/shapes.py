@@ -10,8 +10,15 @@ TOKENS, HEADS, KV_HEADS, PAGES, LAYERS, PAGE = 4, 8, 2, 6, 3, 16
 
 
 def rotary_call(
-    dtype: torch.dtype, dim: int, normed: bool, device: str = "meta", ids: torch.dtype = torch.int64
+    dtype: torch.dtype,
+    dim: int,
+    normed: bool,
+    device: str = "meta",
+    ids: torch.dtype = torch.int64,
+    norm: torch.dtype | None = None,
 ) -> calls.Call:
+    """`norm`: type of the norm's weights; None: `dtype`."""
+
     def like(*shape: int, of: torch.dtype = dtype) -> Tensor:
         return torch.zeros(shape, dtype=of, device=device)
 
@@ -20,7 +27,7 @@ def rotary_call(
     place = like(TOKENS, of=ids)
     return calls.rotate_and_store(
         like(TOKENS, turned + KV_HEADS, dim),
-        like(turned, dim) if normed else None,
+        like(turned, dim, of=norm or dtype) if normed else None,
         1e-6,
         angles,
         angles,

@@ -141,6 +141,11 @@ def test_an_image_brings_what_common_models_launch(
         for normed in (True, False)
         for ids in (torch.int32, torch.int64)
     ]
+    launched += [  # of Gemma 3
+        rotary_call(torch.bfloat16, dim, True, "cpu", ids, torch.float32)
+        for dim in (128, 256)
+        for ids in (torch.int32, torch.int64)
+    ]
     for architecture in (80, 89, 90):
         ours = launcher(Library(), architecture, tmp_path)
         assert ours.missing(call.program() for call in launched) == []

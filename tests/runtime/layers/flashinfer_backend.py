@@ -18,7 +18,8 @@ from sluice_runtime.layers.attention_flashinfer import FlashinferAttention
 from sluice_runtime.layers.backend import TORCH, Backend
 from sluice_runtime.layers.flashinfer_graphs import GraphWrappers
 from sluice_runtime.layers.flashinfer_library import Target
-from sluice_runtime.layers.stacks import PlainStack
+from sluice_runtime.layers.flashinfer_operators import FlashinferOperators
+from sluice_runtime.layers.stacks import Operators, PlainStack
 from torch import Tensor
 
 from tests.runtime import harness
@@ -42,7 +43,15 @@ def sample_rows(logits: Tensor, *tables: Tensor) -> Tensor:
 def flashinfer_backend(library: Any, kinds: Sequence[LayerKind] = PLAIN) -> Backend:
     """`library`: see `flashinfer_kernels`."""
     attention = FlashinferAttention(TARGET, library)
-    operators = replace(TORCH.operators, attention=attention, attention_by=attention)
+    own = FlashinferOperators(library)
+    operators = Operators(
+        own.rms_norm,
+        own.add_rms_norm,
+        own.silu_and_multiply,
+        attention,
+        attention_by=attention,
+        gelu_and_multiply=own.gelu_and_multiply,
+    )
     return replace(
         TORCH,
         name="flashinfer",

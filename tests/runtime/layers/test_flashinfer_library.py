@@ -38,13 +38,13 @@ def test_kernels_that_were_not_built_are_told_unless_a_compiler_makes_them(
 ) -> None:
     missing = str(flashinfer_state(*H200).missing)
     assert missing.startswith("flashinfer lacks batch_decode_with_kv_cache_dtype_q_bf16_")
-    assert missing.endswith("(not built ahead) and 3 more, and there is no nvcc to compile it")
+    assert missing.endswith("(not built ahead) and 4 more, and there is no nvcc to compile it")
     of_8_bits = flashinfer_state(*H200, fp8_pages=True)
     assert "dtype_kv_e4m3" in str(of_8_bits.missing)
     assert of_8_bits.fa3_missing is None
     assert flashinfer_state("float32", 128, (9, 0)).missing == "flashinfer does not compute float32"
     monkeypatch.setattr(flashinfer_ahead, "find_compiler", lambda: "nvcc")
     state = flashinfer_state(*H200)
-    assert (state.missing, state.to_compile, state.compiler) == (None, 4, True)
+    assert (state.missing, state.to_compile, state.compiler) == (None, 5, True)
     assert str(state.fa3_missing).endswith("_sm90 (not built ahead)")
     assert flashinfer_state("bfloat16", 128, (8, 0)).fa3_missing is None

@@ -15,7 +15,6 @@ from sluice_runtime.engine.build import build_engine
 from sluice_runtime.engine.prepare import capture_graphs
 from sluice_runtime.engine.warm_up import warm_up
 from sluice_runtime.kv.pool import CPU, KvShape, PagePool
-from sluice_runtime.layers import backend as backends
 from sluice_runtime.layers.backend import TORCH
 from sluice_runtime.model import files
 from sluice_runtime.model.adapters import adapter_key
@@ -30,8 +29,7 @@ from sluice_runtime.wire.messages import Generate, Sampling
 from torch import Tensor
 
 from tests.runtime.harness import Recorder, Run, drive, generate, resolved_config
-from tests.runtime.layers.flashinfer_backend import flashinfer_backend
-from tests.runtime.layers.flashinfer_kernels import flashinfer_on_cpu
+from tests.runtime.layers.flashinfer_backend import engines_on_flashinfer
 from tests.runtime.layers.layouts import layout
 from tests.runtime.parallel.thread_ranks import Collective, ThreadRanks
 from tests.runtime.random_adapter import write_random_adapter
@@ -121,8 +119,7 @@ def test_all_ranks_exchange_the_same_in_warm_up_capture_and_replay(
     draft model has its own number of key heads."""
     one_head = {**DUMMIES[TWO_HEADS], "num_key_value_heads": 1}
     monkeypatch.setattr(files, "DUMMIES", {**DUMMIES, ONE_HEAD: one_head})
-    library = flashinfer_on_cpu(monkeypatch)
-    monkeypatch.setitem(backends.BACKENDS, "torch", lambda *_: flashinfer_backend(library))
+    engines_on_flashinfer(monkeypatch)
     settings: dict[str, object] = {"attention_backend": "torch", **SMALL}
     keys = [""]
     if more == "adapters":
