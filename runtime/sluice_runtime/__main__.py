@@ -10,8 +10,9 @@ from sluice_contract.interrupts import end_quietly
 def _main() -> int:
     end_quietly()  # until the supervisor waits for signals
     from sluice_runtime.process.launch import main
+    from sluice_runtime.process.start import process_began
 
-    return main()
+    return main(began=process_began())
 
 
 if __name__ == "__main__":

@@ -34,6 +34,13 @@ ENGINE: Final = (
         "Always 1: what the engine is; join the others by their target (pod, instance).",
         ("model", "role", "revision", "version"),
     ),
+    Metric(
+        "sluice_engine_start_seconds",
+        "gauge",
+        "How long each phase of the engine's start took, from the container's first process on: "
+        "launch, imports, device, ranks, weights, pool, warm-up, graphs.",
+        ("phase",),
+    ),
     Metric("sluice_requests_total", "counter", "Requests ended, by outcome.", ("outcome",)),
     Metric("sluice_prompt_tokens_total", "counter", "Prompt tokens of accepted requests."),
     Metric(

@@ -25,6 +25,7 @@ MIN_PROMPT_SHARE: Final = 0.1
 raised to it.
 """
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Seconds = Annotated[float, Field(ge=0)]
 
 
 _PART: Final = ConfigDict(alias_generator=to_camel, populate_by_name=True, allow_inf_nan=False)
@@ -204,6 +205,8 @@ class LoadReport(ContractModel):
     adapters_file: str | None = None
     """`adapters_digest` of the followed file in the version that the engine has applied as far as
     it could."""
+    start: dict[str, Seconds] = Field(default_factory=dict)
+    """Seconds of the engine's start by phase; see `sluice_contract.wire.start`."""
 
 
 EngineCondition = Literal["ready", "unready", "draining", "failing"]

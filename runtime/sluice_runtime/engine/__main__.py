@@ -1,5 +1,5 @@
 """The engine process: `python -m sluice_runtime.engine --config FILE --endpoint ipc://PATH
-[--accelerator JSON]`.
+[--accelerator JSON] [--began SECONDS]`.
 
 Started by the supervisor next to the API process; talks to it over the endpoint only.
 """
@@ -30,6 +30,7 @@ from sluice_runtime.engine.sizing.host import set_library_variables
 from sluice_runtime.engine.sizing.plan import resolved
 from sluice_runtime.errors import EngineUnfitError, InvalidConfigError, StartupError
 from sluice_runtime.model.files import resolve_model
+from sluice_runtime.process.start import StartWatch, process_began
 from sluice_runtime.wire.messages import EngineFailed, Loading, RoleTaken
 from sluice_runtime.wire.transport import EngineLink, Wakeup
 
@@ -49,12 +50,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--endpoint", required=True)
     parser.add_argument("--accelerator", help="what was found to compute on, as JSON")
+    parser.add_argument(
+        "--began", type=float, help="time.monotonic() when the container's first process started"
+    )
     options = parser.parse_args(arguments)
+    watch = _watch(options.began)
     log_to_stderr()
     wakeup = Wakeup()
     link = EngineLink(options.endpoint, wakeup)
     try:
-        _serve(read_config(options.config, options.accelerator), link, wakeup)
+        _serve(read_config(options.config, options.accelerator), link, wakeup, watch)
     except StartupError as error:
         logger.error("%s: %s", error.reason, error)
         link.send(EngineFailed(error.reason, str(error)))
@@ -111,57 +116,71 @@ def _handover_keys(config: EngineConfig) -> Keys:
         raise InvalidConfigError(str(error)) from None
 
 
-def _serve(config: EngineConfig, link: EngineLink, wakeup: Wakeup) -> None:
+def _watch(began: float | None) -> StartWatch:
+    """Stopwatch since `began`; None: since the start of this process."""
+    own = process_began()
+    watch = StartWatch(own if began is None else began)
+    watch.ended("launch", own)
+    return watch
+
+
+def _serve(config: EngineConfig, link: EngineLink, wakeup: Wakeup, watch: StartWatch) -> None:
     planned, files = resolved(config), resolve_model(config.model)
     keys = _handover_keys(config)
     set_library_variables()
     # Imports torch, which takes seconds: errors in the configuration are reported before.
-    from sluice_runtime.engine.build import build_engine, compiler_of
+    from sluice_runtime.engine.build import StartReports, build_engine, compiler_of
     from sluice_runtime.engine.device import place_of
     from sluice_runtime.engine.sizing.pool_size import smallest_gpu_bytes, with_running_requests
     from sluice_runtime.grammar.vocabulary import unusable
     from sluice_runtime.model.families.registry import spec_from
     from sluice_runtime.parallel.joined import joined_ranks
 
+    watch.ended("imports")
     stops: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: stops.append(received))
     spec = spec_from(files.config)
     smallest = smallest_gpu_bytes(planned.accelerator, planned.tensor_parallel_size)
+    watch.ended("device")
     # Before the other ranks start, because they get this configuration.
     sized = with_running_requests(planned, spec, smallest)
     with closing(compiler_of(files, spec.vocabulary_size, wakeup.set)) as compiler:
         if unusable(files) is None:
             compiler.warm_up()  # while the weights are read, so that no request waits for it
         with joined_ranks(sized, place_of(sized.accelerator)) as ranks:
+            watch.ended("ranks")
             engine = build_engine(
                 sized,
                 files,
                 compiler=compiler,
                 group=ranks.group,
-                on_read=lambda read, total: link.send(Loading(read, total)),
+                reports=StartReports(
+                    lambda read, total: link.send(Loading(read, total)), watch.ended
+                ),
             )
             cache = engine.host_cache
             with closing(engine.runner), closing(cache) if cache else nullcontext():
-                _run(sized, engine, keys, Ends(link, wakeup, stops, ranks))
+                _run(sized, engine, keys, Ends(link, wakeup, stops, ranks), watch)
 
 
-def _run(config: ResolvedConfig, engine: Engine, keys: Keys, ends: Ends) -> None:
+def _run(config: ResolvedConfig, engine: Engine, keys: Keys, ends: Ends, watch: StartWatch) -> None:
     """Runs the engine from its first step until a signal, in one role after the other."""
     from sluice_runtime.engine.prepare import capture_missing_graphs, prepare
 
-    prepare(config, engine)
+    prepare(config, engine, watch.ended)
     logger.info(startup_line(engine.sizes()))
+    logger.info("ready after %s", watch)
     adapters, announce = engine.adapters, ends.ranks.announce
     with (
         closing(engine.executor(overlap=config.overlap, announce=announce)) as executor,
         adapters.following(ends.wakeup.set) if adapters else nullcontext(),
     ):
-        role = _run_in_role(config, engine, executor, keys, ends)
+        role = _run_in_role(config, engine, executor, keys, ends, watch.phases)
         while role is not None:
             config = config.model_copy(update={"role": role})
             capture_missing_graphs(config, engine)
-            role = _run_in_role(config, engine, executor, keys, ends, took=True)
+            role = _run_in_role(config, engine, executor, keys, ends)
 
 
 def _run_in_role(
@@ -170,20 +189,21 @@ def _run_in_role(
     executor: Executor,
     keys: Keys,
     ends: Ends,
-    *,
-    took: bool = False,
+    start: dict[str, float] | None = None,
 ) -> Role | None:
     """Runs the engine in the role of `config` until a signal or a change of role; returns the new
-    role, or None. `took`: whether the engine had another role before."""
+    role, or None. `start`: seconds by phase; None: the engine had another role before."""
     from sluice_runtime.engine.handover import started_role
     from sluice_runtime.engine.loop import Clock, EngineLoop, Pipeline
     from sluice_runtime.engine.outbox import step_limit_seconds
 
-    ready = engine.ready(epoch=secrets.token_hex(8))
+    ready = engine.ready(secrets.token_hex(8), start or {})
     wake, copiers, page_size = ends.wakeup.set, ends.ranks.copiers, engine.settings.page_size
     with started_role(config, engine, keys, ready, wake, copiers) as started:
         ready = started.ready
-        ends.link.send(RoleTaken(config.role, ready.epoch, ready.bootstrap_port) if took else ready)
+        ends.link.send(
+            ready if start else RoleTaken(config.role, ready.epoch, ready.bootstrap_port)
+        )
         loop = EngineLoop(
             ends.link,
             Pipeline(engine.grammars, engine.scheduler, executor),

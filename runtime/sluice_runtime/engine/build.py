@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -69,6 +70,7 @@ from sluice_runtime.model.load_progress import OnRead, unreported
 from sluice_runtime.model.spec import ModelSpec
 from sluice_runtime.model.weights_digest import weights_digest
 from sluice_runtime.parallel.group import SOLO, Group
+from sluice_runtime.process.start import OnPhase, unmeasured
 from sluice_runtime.process.threads import processors
 from sluice_runtime.scheduler.batch import Batch
 from sluice_runtime.scheduler.kv_allocator import PageAllocator
@@ -98,6 +100,18 @@ class EngineHooks:
 
 
 @dataclass(frozen=True)
+class StartReports:
+    """Callbacks about the progress of a start."""
+
+    read: OnRead = unreported
+    """See `load_model`."""
+    ended: OnPhase = unmeasured
+
+
+UNREPORTED: Final = StartReports()
+
+
+@dataclass(frozen=True)
 class Engine:
     """A loaded model with its pool and its scheduler."""
 
@@ -119,8 +133,8 @@ class Engine:
     lost."""
     available_bytes: int
 
-    def ready(self, epoch: str) -> EngineReady:
-        """The first message to the API process."""
+    def ready(self, epoch: str, start: Mapping[str, float] = MappingProxyType({})) -> EngineReady:
+        """The first message to the API process. `start`: seconds by phase."""
         settings = self.settings
         return EngineReady(
             protocol_version=PROTOCOL_VERSION,
@@ -135,6 +149,7 @@ class Engine:
             weights=self.weights,
             pid=os.getpid(),
             adapters=self.adapters.adapters if self.adapters else Adapters(),
+            start=dict(start),
         )
 
     def executor(
@@ -171,12 +186,12 @@ def build_engine(
     hooks: EngineHooks | None = None,
     compiler: CompileThread | None = None,
     group: Group = SOLO,
-    on_read: OnRead = unreported,
+    reports: StartReports = UNREPORTED,
 ) -> Engine:
     """Loads the model and allocates the pool; on a GPU the pool gets the memory that a full step
     leaves. `config`: resolved; on GPUs maxRunningRequests may be open. `compiler`: the result of
     `compiler_of` if it was started already. `group`: the engine's ranks, which all call this at
-    once and get equal pools. `on_read`: see `load_model`.
+    once and get equal pools.
 
     Raises:
         StartupError: one line that says what to change.
@@ -185,8 +200,12 @@ def build_engine(
     device = hooks.device or step_device(config.accelerator, group.rank)
     gpu_memory = hooks.device_memory or device_memory(device.place)
     site = _Site(files, device, gpu_memory, group, hooks)
-    parts = _load(config, site, on_read)
-    return _assemble(parts, site, group.least(_measured_pages(parts, site)), compiler)
+    reports.ended("device")
+    parts = _load(config, site, reports.read)
+    reports.ended("weights")
+    engine = _assemble(parts, site, group.least(_measured_pages(parts, site)), compiler)
+    reports.ended("pool")
+    return engine
 
 
 @dataclass(frozen=True)

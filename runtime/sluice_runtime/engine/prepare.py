@@ -16,13 +16,14 @@ from sluice_runtime.engine.graphs import Capture, CudaCapture, graph_batches
 from sluice_runtime.engine.sizing.host import collect_garbage_rarely
 from sluice_runtime.engine.warm_up import warm_up
 from sluice_runtime.errors import OutOfMemoryError
+from sluice_runtime.process.start import OnPhase, unmeasured
 
 SETTING: Final = "cudaGraphMaxBatch"
 
 _log = logging.getLogger("sluice.engine")
 
 
-def prepare(config: PlannedConfig, engine: Engine) -> None:
+def prepare(config: PlannedConfig, engine: Engine, ended: OnPhase = unmeasured) -> None:
     """Runs warm-up steps, sets up the garbage collector, and captures graphs for decode steps. In
     this order, because every capture runs the collector.
 
@@ -31,8 +32,10 @@ def prepare(config: PlannedConfig, engine: Engine) -> None:
     """
     warm_up(engine.runner, engine.settings, engine.model.spec.vocabulary_size)
     collect_garbage_rarely()
+    ended("warm-up")
     if config.role is not Role.PREFILL:
         capture_graphs(engine, config.cuda_graph_max_batch)
+        ended("graphs")
 
 
 def capture_missing_graphs(config: PlannedConfig, engine: Engine) -> None:

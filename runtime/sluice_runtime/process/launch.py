@@ -28,9 +28,14 @@ from sluice_runtime.process.threads import check_thread_limit, processors, threa
 from sluice_runtime.wire.transport import private_endpoint
 
 
-def main(arguments: Sequence[str] | None = None, find: FindAccelerator = find_accelerator) -> int:
+def main(
+    arguments: Sequence[str] | None = None,
+    find: FindAccelerator = find_accelerator,
+    began: float | None = None,
+) -> int:
     """Runs one engine until a signal stops it; returns the exit code. `find`: finds the
-    accelerator."""
+    accelerator. `began`: `time.monotonic()` when the start began; None: now."""
+    began = time.monotonic() if began is None else began
     parser = argparse.ArgumentParser(
         prog="python -m sluice_runtime", description="Serves one model over the OpenAI API."
     )
@@ -50,7 +55,10 @@ def main(arguments: Sequence[str] | None = None, find: FindAccelerator = find_ac
         ]
         return Supervisor(thread_environment(config.threads)).run(
             api=[sys.executable, "-m", "sluice_runtime.server", *options],
-            engine=[sys.executable, "-m", "sluice_runtime.engine", *options],
+            engine=[
+                *(sys.executable, "-m", "sluice_runtime.engine", *options),
+                *("--began", f"{began:.3f}"),
+            ],
         )
 
 

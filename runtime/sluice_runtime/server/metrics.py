@@ -187,6 +187,8 @@ class EngineMetrics:
         }
         for name, limit in limits.items():
             self._gauges[name].set(limit)
+        for phase, seconds in ready.start.items():
+            self._gauges["sluice_engine_start_seconds"].labels(phase).set(seconds)
         if ready.pid:
             ProcessCollector(metrics.COMPUTING_PROCESS, lambda: ready.pid, registry=self.registry)
 

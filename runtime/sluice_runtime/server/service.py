@@ -248,6 +248,7 @@ class Service:
             adapters=self.adapters,
             adapters_failed=engine.adapters.failed,
             adapters_file=engine.adapters.file or None,
+            start=engine.start,
         )
 
     def _note_router(self, name: str | None) -> None:

@@ -14,7 +14,7 @@ from sluice_contract.cluster.labels import Role
 from sluice_contract.wire.load import EngineFigures
 from sluice_contract.wire.spans import trace_id
 
-PROTOCOL_VERSION: Final = 26
+PROTOCOL_VERSION: Final = 27
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Refusal = Literal[
@@ -394,6 +394,8 @@ class EngineReady(WireMessage, frozen=True):
     pid: int = 0
     """Process id of the engine; 0 if the engine is a thread."""
     adapters: Adapters = Adapters()
+    start: dict[str, float] = {}
+    """Seconds of the start by `sluice_contract.wire.start.Phase`."""
 
 
 class RoleTaken(WireMessage, frozen=True):

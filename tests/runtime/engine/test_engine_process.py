@@ -7,12 +7,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sluice_contract.wire.start import ENGINE_PHASES
 from sluice_runtime.engine import __main__ as engine_main
 from sluice_runtime.errors import EngineUnfitError, OutOfMemoryError
 from sluice_runtime.wire.messages import (
@@ -64,11 +66,15 @@ async def steps(messages: AsyncIterator[ToApi]) -> AsyncIterator[StepResult]:
 
 
 async def test_it_serves_until_sigterm(tmp_path: Path) -> None:
+    began = time.monotonic()
     with engine(tmp_path, model=DUMMY, threads=1, kvPoolTokens=2048) as (link, process):
         messages = link.messages()
         ready = await anext(messages)
         assert isinstance(ready, EngineReady)
         assert (ready.kv_pool_tokens, ready.vocabulary_size) == (2048, 259)
+        assert tuple(ready.start) == tuple(ENGINE_PHASES)
+        assert ready.start["imports"] > ready.start["ranks"]
+        assert sum(ready.start.values()) < time.monotonic() - began + 0.02
         mapped = mapped_files(process.pid)
         assert "torch" in mapped
         assert "mooncake" not in mapped  # no library of extra handover-cpu in mode Mixed

@@ -63,6 +63,7 @@ READY = EngineReady(
     vocabulary_size=259,
     kv_dtype="float32",
     adapters=Adapters([LoadedAdapter(ADAPTER, ADAPTER_KEY)]),
+    start={"imports": 2.5, "weights": 7.25},
 )
 
 

@@ -237,6 +237,7 @@ async def test_load_and_metrics_show_the_engines_report(endpoint: str) -> None:
             0.25,
         )
         assert load["privateCalls"] is False  # without a key
+        assert load["start"] == READY.start
         assert (figures["prefillTokensPerSecond"], figures["itlSeconds"]) == (1500.0, 0.025)
         assert figures["marginalPrefillTokensPerSecond"] == 2500.0
         totals = ("promptTokensTotal", "generatedTokensTotal", "finishedRequestsTotal")
@@ -245,6 +246,7 @@ async def test_load_and_metrics_show_the_engines_report(endpoint: str) -> None:
         for line in (
             'sluice_requests_total{outcome="stop"} 1.0',
             'sluice_requests_total{outcome="refused"} 1.0',
+            'sluice_engine_start_seconds{phase="weights"} 7.25',
             "sluice_prompt_tokens_total 3.0",
             f"sluice_max_running_requests {READY.max_running_requests}.0",
             f"sluice_kv_pool_tokens {READY.kv_pool_tokens}.0",

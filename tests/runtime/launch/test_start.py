@@ -1,0 +1,30 @@
+"""Every moment of an engine's start counts in one phase."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+from sluice_runtime.process.start import StartWatch, process_began
+
+
+def test_the_phases_add_up_to_the_whole_start() -> None:
+    times = iter((14.0, 16.5, 17.0, 20.0))
+    watch = StartWatch(10.0, lambda: next(times))
+    watch.ended("launch", 11.0)
+    watch.ended("imports")
+    watch.ended("device")
+    watch.ended("weights")
+    watch.ended("device")
+    assert watch.phases == {"launch": 1.0, "imports": 3.0, "device": 5.5, "weights": 0.5}
+    assert str(watch) == "10.0 s: device 5.5 s, imports 3.0 s, launch 1.0 s, weights 0.5 s"
+
+
+def test_a_process_knows_when_it_began() -> None:
+    code = "from sluice_runtime.process.start import process_began; print(process_began())"
+    before = time.monotonic()
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    # The kernel counts in hundredths of a second.
+    assert before - 0.02 <= float(child.stdout) <= time.monotonic()
+    assert process_began() < before
