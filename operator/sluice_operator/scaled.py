@@ -131,6 +131,8 @@ class PoolPods:
     start_seconds: float | None = None
     """Median seconds of a start, from scheduled to ready, over ready pods. None: no pod is ready,
     or no ready pod's status has both times."""
+    start_phases: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by `POD_PHASES` of the start that took `start_seconds`."""
     planned: int = 0
     """Engines that the roll-out plans for all revisions together, plus one that may come in
     addition while pods are replaced."""

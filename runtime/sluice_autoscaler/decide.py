@@ -14,7 +14,14 @@ from sluice_autoscaler.decision import Decision, Move, PoolDecision
 from sluice_autoscaler.decision import engines as counted_engines
 from sluice_autoscaler.history import History, answered_since
 from sluice_autoscaler.measured import Measured
-from sluice_autoscaler.pool_plan import PoolPlan, hold_reason, on_hold, planned, seen_of
+from sluice_autoscaler.pool_plan import (
+    PoolPlan,
+    hold_reason,
+    on_hold,
+    planned,
+    seen_of,
+    start_message,
+)
 from sluice_autoscaler.reports import Reports, possible
 from sluice_autoscaler.sample import EngineSample, PoolSample, Sample
 from sluice_autoscaler.scale_to_zero import is_asleep, is_busy, least_engines
@@ -149,6 +156,8 @@ def _decided(
             reason = "GivesWay"
             message += f", and {' and '.join(others)} lacks them more"
     message += f": {pool.replicas} → {desired}" if desired != pool.replicas else ": no change"
+    if desired > pool.replicas:
+        message += f"; {start_message(measured, pool)}"
     leaving = pool.replicas + pool.moving - desired - pool.starting - pool.unschedulable
     victims = victims_of(sample.engines or (), role, leaving)
     return PoolDecision(

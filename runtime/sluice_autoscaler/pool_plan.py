@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from sluice_contract.cluster.labels import Role
+from sluice_contract.wire.start import start_text
 
 from sluice_autoscaler.decision import engines
 from sluice_autoscaler.forecast import forecast, kv_growth, row_growth
@@ -201,6 +202,14 @@ def _start_seconds(now: Measured, pool: PoolSample) -> float:
     """Seconds that an engine takes to start: as last measured by the autoscaler, else as the pool's
     pods took."""
     return now.boot_seconds or pool.start_seconds or STARTUP_SECONDS
+
+
+def start_message(now: Measured, pool: PoolSample) -> str:
+    """The time of an engine's start that decisions use, with its phases."""
+    seconds = _start_seconds(now, pool)
+    if now.boot_seconds or pool.start_seconds:
+        return f"an engine starts in {start_text(seconds, pool.start_phases)}"
+    return f"an engine is assumed to start in {seconds:.0f} s, until a start was measured"
 
 
 @dataclass(frozen=True, slots=True)

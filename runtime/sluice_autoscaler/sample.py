@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from sluice_contract.cluster.labels import Role
@@ -47,6 +47,8 @@ class PoolSample:
     already."""
     start_seconds: float | None = None
     """Median time from scheduled to ready, of current engines; None while unknown."""
+    start_phases: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of an engine's start by phase, as far as known; see `sluice_contract.wire.start`."""
     queue: str = ""
     """Name of the queue that pods without a place wait for; empty: they wait for nodes."""
     queued: int = 0

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from sluice_autoscaler.decide import decide
 from sluice_autoscaler.history import History, Tick
+from sluice_autoscaler.measured import Measured
+from sluice_autoscaler.pool_plan import start_message
 from sluice_autoscaler.settings import PoolLimits, ScalingSettings
 from sluice_contract.cluster.labels import Role
 
@@ -200,10 +202,23 @@ def test_every_decision_says_what_was_seen_in_numbers() -> None:
     decision = decided(wanting(), engine(queued_tokens=3 * RATE, queued_requests=9))
     assert decision.reason == "QueuedWork"
     assert decision.message == (
-        "mixed: 3.0 s of work wait, 1 s in each engine allowed: 3 engines are wanted: 1 → 3"
+        "mixed: 3.0 s of work wait, 1 s in each engine allowed: 3 engines are wanted: 1 → 3; "
+        "an engine is assumed to start in 30 s, until a start was measured"
     )
     steady = decided(wanting(), engine(queued_tokens=RATE, queued_requests=9))
     assert "1 engine is wanted" in steady.message
+
+
+def test_growth_names_the_start_that_it_is_planned_for() -> None:
+    phases = {"image": 20.0, "weights": 7.0}
+    starting = pool(MIXED, 1, start_seconds=40.0, start_phases=phases)
+    busy, calm = (engine(queued_tokens=work * RATE, queued_requests=9) for work in (3, 1))
+    first = decide(wanting(), History(), seen([busy], starting))
+    text = "an engine starts in 40.0 s: image 20.0 s, weights 7.0 s, rest 13.0 s"
+    assert first.message.endswith(f"1 → 3; {text}")
+    assert "starts in" not in decide(wanting(), History(), seen([calm], starting)).message
+    grown = start_message(Measured(boot_seconds=60.0), starting)
+    assert grown == "an engine starts in 60.0 s: image 20.0 s, weights 7.0 s, rest 33.0 s"
 
 
 def test_a_queue_that_does_not_move_waits_for_pages() -> None:

@@ -127,6 +127,12 @@ class ScalingStatus(ApiModel):
     in_time_requests: int | None = Field(
         default=None, description="How many requests inTimePercent is a share of."
     )
+    start: str | None = Field(
+        default=None,
+        description="How long an engine of each pool takes to start, as scaling assumes it, and "
+        "in which phases: model (init containers), image (pulled, container created), and the "
+        "phases of the metric sluice_engine_start_seconds.",
+    )
 
 
 class ModelStatus(ModelFacts):

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from sluice_autoscaler.decision import Answered, Decision
 from sluice_autoscaler.history import Tick
+from sluice_autoscaler.pool_plan import start_message
 from sluice_contract.cluster.labels import Role
 
 from sluice_operator.api.conditions import Check
@@ -76,6 +77,11 @@ def scaling_of(tick: Tick, outcome: ScalingOutcome, now: datetime, answered: Ans
         time=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
         in_time_percent=None if percent is None else f"{percent:.2f}".rstrip("0").rstrip("."),
         in_time_requests=answered.requests or None,
+        start="; ".join(
+            f"{role}: {start_message(pool.measured, sample.pools[role])}"
+            for role, pool in decision.pools.items()
+        )
+        or None,
     )
     if outcome.rivals:
         who = f"{', '.join(outcome.rivals)} writes spec.replicas of an EnginePool, too"

@@ -187,4 +187,5 @@ def _sample(
         surplus=pods.surplus(replicas),
         moving=moving,
         start_seconds=pods.start_seconds,
+        start_phases=pods.start_phases,
     )

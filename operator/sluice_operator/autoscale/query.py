@@ -11,6 +11,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Final, Protocol
 
 import aiohttp
@@ -28,6 +29,9 @@ AGAIN_SECONDS: Final = 2.0
 request."""
 MAX_BYTES: Final = 8 * 2**20
 """Maximum size of one response, enough for ten thousand engines."""
+
+Reported = tuple[EngineLoad, LoadReport]
+"""A row of a router, and the report in it."""
 
 logger = logging.getLogger(__name__)
 
@@ -116,11 +120,26 @@ def sample_of(
     answered = tuple(loads)
     waiting = sum(load.waiting_requests for load in answered)
     discovered = [load for load in answered if load.discovered]
-    engines = _freshest(discovered) if discovered else None
-    return Sample(time_seconds, pools, engines, waiting)
+    if not discovered:
+        return Sample(time_seconds, pools, None, waiting)
+    reports = _freshest(discovered)
+    engines = tuple(_engine(row, report) for row, report in reports)
+    starts = {
+        role: replace(pool, start_phases={**pool.start_phases, **_start(role, reports)})
+        for role, pool in pools.items()
+    }
+    return Sample(time_seconds, starts, engines, waiting)
 
 
-def _freshest(loads: Iterable[ServiceLoad]) -> tuple[EngineSample, ...]:
+def _start(role: Role, reports: Iterable[Reported]) -> Mapping[str, float]:
+    """Seconds by phase of the engine's start whose sum is the median."""
+    starts = [report.start for _, report in reports if report.role is role and report.start]
+    starts.sort(key=lambda start: sum(start.values()))
+    return starts[(len(starts) - 1) // 2] if starts else {}
+
+
+def _freshest(loads: Iterable[ServiceLoad]) -> tuple[Reported, ...]:
+    """Each engine's freshest row that has a report, by name."""
     best: dict[str, EngineLoad] = {}
     for engine in (engine for load in loads for engine in load.engines):
         if engine.report is None:
@@ -128,9 +147,7 @@ def _freshest(loads: Iterable[ServiceLoad]) -> tuple[EngineSample, ...]:
         freshest = best.get(engine.name)
         if freshest is None or _age(engine) < _age(freshest):
             best[engine.name] = engine
-    return tuple(
-        _engine(best[name], report) for name in sorted(best) if (report := best[name].report)
-    )
+    return tuple((best[name], report) for name in sorted(best) if (report := best[name].report))
 
 
 def _age(engine: EngineLoad) -> float:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
-from statistics import median_low
-from typing import Final
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from sluice_operator.conditions.pods import (
     is_draining,
@@ -17,7 +17,7 @@ from sluice_operator.conditions.pods import (
     queue_of,
 )
 from sluice_operator.kube.kinds import Manifest
-from sluice_operator.manifests.metadata import note_of
+from sluice_operator.manifests.metadata import ENGINE, note_of
 from sluice_operator.pool.observe import PoolObserved
 from sluice_operator.scaled import DELETION_COST, MOVED, VICTIM, PoolPods
 
@@ -32,6 +32,7 @@ def pool_pods(observed: PoolObserved) -> PoolPods:
     live = [pod for pod in pods if not is_draining(pod)]
     ready = sum(map(is_ready, live))
     unschedulable = sum(map(is_unschedulable, live))
+    start = median_start(live)
     placed = sum((pod.get("spec") or {}).get("nodeName") is not None for pod in live)
     return PoolPods(
         replicas=spec.get("replicas", 1),
@@ -48,7 +49,8 @@ def pool_pods(observed: PoolObserved) -> PoolPods:
         queued=sum(map(is_queued, live)),
         live=len(live),
         draining=len(pods) - len(live),
-        start_seconds=_start_seconds(live),
+        start_seconds=start.seconds,
+        start_phases=start.phases,
         planned=sum(share["replicas"] for share in spec.get("revisions") or ())
         + spec.get("podSurge", 0),
         names=frozenset(pod["metadata"]["name"] for pod in live if not is_unschedulable(pod)),
@@ -58,21 +60,48 @@ def pool_pods(observed: PoolObserved) -> PoolPods:
     )
 
 
-def _start_seconds(pods: Iterable[Manifest]) -> float | None:
-    """Median seconds of an engine's start, from scheduled to ready. A pod that was ready before
-    does not count, as far as restarts or an implausibly long time tell."""
-    starts = []
-    for pod in filter(is_ready, pods):
-        status = pod["status"]
-        if note_of(pod, MOVED):
-            continue  # ready again since it took its new role
-        if any(each.get("restartCount") for each in status.get("containerStatuses") or ()):
-            continue
-        since = {
-            condition["type"]: datetime.fromisoformat(condition["lastTransitionTime"])
-            for condition in status["conditions"]
-            if condition["status"] == "True" and condition.get("lastTransitionTime")
-        }
-        if "Ready" in since and "PodScheduled" in since:
-            starts.append((since["Ready"] - since["PodScheduled"]).total_seconds())
-    return median_low(known) if (known := [s for s in starts if 0 < s < LONGEST_SECONDS]) else None
+class PodStart(NamedTuple):
+    """The start of an engine's pod, from scheduled to ready."""
+
+    seconds: float | None = None
+    phases: Mapping[str, float] = MappingProxyType({})
+    """Seconds by `POD_PHASES`, as far as the pod's status has their times."""
+
+
+def median_start(pods: Iterable[Manifest]) -> PodStart:
+    """The start with the median duration. A pod that was ready before does not count, as far as
+    restarts or an implausibly long time tell."""
+    starts = (start for pod in filter(is_ready, pods) if (start := _start(pod)).seconds)
+    known = sorted(starts, key=lambda start: start.seconds or 0.0)
+    return known[(len(known) - 1) // 2] if known else PodStart()
+
+
+def _start(pod: Manifest) -> PodStart:
+    statuses = pod["status"].get("containerStatuses") or ()
+    if note_of(pod, MOVED):
+        return PodStart()  # ready again since it took its new role
+    if any(status.get("restartCount") for status in statuses):
+        return PodStart()
+    times = {
+        condition["type"]: datetime.fromisoformat(condition["lastTransitionTime"])
+        for condition in pod["status"]["conditions"]
+        if condition["status"] == "True" and condition.get("lastTransitionTime")
+    }
+    for status in statuses:
+        running = (status.get("state") or {}).get("running") or {}
+        if status.get("name") == ENGINE and running.get("startedAt"):
+            times["Running"] = datetime.fromisoformat(running["startedAt"])
+
+    def between(first: str, last: str) -> float | None:
+        if first not in times or last not in times:
+            return None
+        return (times[last] - times[first]).total_seconds()
+
+    seconds = between("PodScheduled", "Ready")
+    if seconds is None or not 0 < seconds < LONGEST_SECONDS:
+        return PodStart()
+    phases = {
+        "model": between("PodScheduled", "Initialized"),
+        "image": between("Initialized", "Running"),
+    }
+    return PodStart(seconds, {name: took for name, took in phases.items() if took is not None})

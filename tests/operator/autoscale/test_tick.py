@@ -37,6 +37,21 @@ async def test_queued_work_grows_the_pool_and_is_told_once() -> None:
     assert scaling.status.time == "2026-01-01T00:00:00Z"
 
 
+async def test_the_start_that_is_counted_on_is_shown_with_its_phases() -> None:
+    def shown(world: World) -> str | None:
+        scaling = world.scaling_tick.memories[KEY].scaling
+        return scaling.status.start if scaling and scaling.status else None
+
+    new = World(scaled_service(), (load(row("a")),))
+    await new.tick()
+    assert shown(new) == "mixed: an engine is assumed to start in 30 s, until a start was measured"
+    known = World(scaled_service(), (load(row("a", start={"weights": 6.0})),))
+    known.pods(Role.MIXED, 1, start_seconds=20.0, start_phases={"image": 12.0})
+    await known.tick()
+    text = "an engine starts in 20.0 s: image 12.0 s, weights 6.0 s, rest 2.0 s"
+    assert shown(known) == f"mixed: {text}"
+
+
 async def test_the_share_of_answers_in_time_is_shown_beside_the_reason() -> None:
     world = World(scaled_service(least=1))
 

@@ -109,7 +109,7 @@ class World:
             self.clock,
         )
 
-    def pods(self, role: Role, replicas: int, **counts: int) -> None:
+    def pods(self, role: Role, replicas: int, **counts: Any) -> None:
         """The pods of a pool as its reconcile counts them: as many as are asked for, ready."""
         found: dict[str, Any] = {"live": replicas, "ready": replicas, "planned": replicas} | counts
         self.inventory.pool_seen(KEY, role, PoolPods(replicas, self.generation, **found))

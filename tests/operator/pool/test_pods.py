@@ -76,6 +76,31 @@ def test_only_live_pods_are_named_and_only_the_lowest_cost_is_a_mark() -> None:
     assert told.victims == {marked["metadata"]["name"]}
 
 
+def test_a_start_has_phases_from_the_times_of_its_pod() -> None:
+    deployment = pool_plan().deployment
+    assert deployment is not None
+
+    def started(seconds: int, running: object) -> Manifest:
+        times = {"PodScheduled": 5, "Initialized": 8, "Ready": 5 + seconds}
+        conditions = [
+            {"type": kind, "status": "True", "lastTransitionTime": f"2026-01-02T03:04:{at:02}Z"}
+            for kind, at in times.items()
+        ]
+        later = {"running": {"startedAt": "2026-01-02T03:04:30Z"}}
+        statuses = [{"name": "engine", "state": running}, {"name": "other", "state": later}]
+        status = {"phase": "Running", "conditions": conditions, "containerStatuses": statuses}
+        return pods(deployment, 1, **status)[0]
+
+    def told(*found: Manifest) -> tuple[float | None, dict[str, float]]:
+        counted = pool_pods(pool_observed(pool(), (deployment,), list(found)))
+        return counted.start_seconds, dict(counted.start_phases)
+
+    running = {"running": {"startedAt": "2026-01-02T03:04:20Z"}}
+    assert told(started(50, {}), started(40, running)) == (40, {"model": 3.0, "image": 12.0})
+    assert told(started(40, {})) == (40, {"model": 3.0})
+    assert told(*pods(deployment, 1)) == (None, {})
+
+
 def test_a_start_is_known_from_engines_that_have_started_once() -> None:
     deployment = pool_plan().deployment
     assert deployment is not None
@@ -101,5 +126,6 @@ def test_a_start_is_known_from_engines_that_have_started_once() -> None:
     moved["metadata"]["annotations"] = {MOVED: "{}"}
     told_of_it = pool_pods(pool_observed(pool(), (deployment,), [moved]))
     assert told_of_it.start_seconds is None, "it is ready again since it has its new role"
+    assert told_of_it.start_phases == {}
     silent = pods(deployment, 1)
     assert pool_pods(pool_observed(pool(), (deployment,), silent)).start_seconds is None

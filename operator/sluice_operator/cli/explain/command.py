@@ -10,9 +10,10 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from sluice_contract.base import ConfigError
 from sluice_contract.wire.explain import Answer, Question, Requests
@@ -89,7 +90,17 @@ def _explained(
         return document_errors.refused(document, previewed.plan.refusal)
     if misfits := previewed.misfits:
         return document_errors.misfitting(document, misfits)
-    return _explanation(previewed, load, simulate, nodes_known=nodes_known, asked=nodes is not None)
+    explanation = _explanation(
+        previewed, load, simulate, nodes_known=nodes_known, asked=nodes is not None
+    )
+    return replace(explanation, measured_start=_measured_start(document.value))
+
+
+def _measured_start(service: Any) -> str | None:
+    """`status.scaling.start`, where the document is of a service in a cluster."""
+    for key in ("status", "scaling", "start"):
+        service = service.get(key) if isinstance(service, dict) else None
+    return service if isinstance(service, str) else None
 
 
 def _explanation(

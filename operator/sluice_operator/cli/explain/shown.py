@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from sluice_autoscaler.pool_plan import STARTUP_SECONDS
 from sluice_contract.wire.explain import Answer, ArrangementName, Promise, Requests
 
+from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.cli.explain.advice import Hint, Verdict, rate_text
 from sluice_operator.cli.kv_capacity import BY_ENGINE, capacity_lines, running_lines
 from sluice_operator.cli.model_fit import gated_lines
@@ -57,6 +59,8 @@ class Explanation:
     """Explains a pool, by a simulation that takes seconds."""
     knows_nodes: bool
     """Whether there are nodes, of a file or assumed."""
+    measured_start: str | None = None
+    """`status.scaling.start` of the document; None: it has none."""
 
 
 def explained_json(shown: Explanation) -> Manifest:
@@ -70,6 +74,7 @@ def explained_json(shown: Explanation) -> Manifest:
         "refusal": None,
         "requests": shown.requests.to_json_dict(),
         "promise": shown.promise.to_json_dict(),
+        "measuredStart": shown.measured_start,
         "pools": pools,
     }
 
@@ -98,6 +103,7 @@ def explained_lines(shown: Explanation) -> Iterator[str]:
     if (sizes := shown.preview.sizes) is not None and sizes.assumed:
         yield f"  Its sizes are {sizes.assumed}."
     yield from gated_lines(spec.model)
+    yield from _start_lines(shown, spec)
     for pool in shown.preview.plan.pools:
         yield ""
         yield f"Pool {pool.role}: each engine on {pool.accelerator.text}"
@@ -110,6 +116,17 @@ def explained_lines(shown: Explanation) -> Iterator[str]:
         if explained.hints:
             yield from ("", "  Hints:")
             yield from (f"  - {hint.text}" for hint in explained.hints)
+
+
+def _start_lines(shown: Explanation, spec: InferenceServiceSpec) -> Iterator[str]:
+    """How long an engine takes to start, as scaling assumes it; nothing without scaling."""
+    if not any(spec.pool(role).autoscaling for role in spec.roles):
+        return
+    if shown.measured_start:
+        yield f"  Scaling uses measured starts. {shown.measured_start}"
+        return
+    yield f"  Scaling assumes that an engine starts in {STARTUP_SECONDS:.0f} s, until a start was"
+    yield "  measured. status.scaling.start then has it with its phases."
 
 
 def _verified(shown: Explanation, pool: PlannedPool) -> Iterator[str]:

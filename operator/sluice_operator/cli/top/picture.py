@@ -126,6 +126,8 @@ def _facts(service: Manifest, pools: Iterable[PoolRow], snapshot: Snapshot, look
             table.add_row("", ready)
     if scaling := status.get("scaling"):
         table.add_row("  scaling", _scaling(scaling, snapshot.now))
+        if start := scaling.get("start"):
+            table.add_row("  start", _text(start))
     if slo := _slo(status.get("scaling") or {}, pools):
         table.add_row("  slo", slo)
     if now := traffic(key_of(service), snapshot):

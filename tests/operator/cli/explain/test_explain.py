@@ -78,6 +78,25 @@ def test_a_product_is_explained_with_sizes_verdicts_and_hints(
     assert "set spec.slo.itlMilliseconds" in text
 
 
+def test_the_start_that_scaling_assumes_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def explained(**more: Any) -> str:
+        path = Path(written(tmp_path, autoscaling={"minReplicas": 1, "maxReplicas": 3}))
+        path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | more))
+        assert run(["-f", str(path), "--accelerator", A100], Simulator(rates(2, 4, 4, 8, 3))) == 0
+        return capsys.readouterr().out
+
+    assert "Scaling assumes that an engine starts in 30 s" in explained()
+    start = "mixed: an engine starts in 40.0 s: image 20.0 s, rest 20.0 s"
+    assert f"Scaling uses measured starts. {start}\n" in explained(
+        status={"scaling": {"start": start}}
+    )
+    assert "assumes that an engine starts" in explained(status={"scaling": "none"})
+    run(["-f", written(tmp_path), "--accelerator", A100], Simulator(rates(2, 4, 4, 8, 3)))
+    assert "Scaling" not in capsys.readouterr().out, "nothing is scaled"
+
+
 def test_what_is_not_simulated_is_said_where_the_spec_has_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -167,6 +167,7 @@ def chat() -> Manifest:
             "time": "2026-11-28T10:58:00Z",
             "inTimePercent": "99.2",
             "inTimeRequests": 1_250,
+            "start": "decode: an engine starts in 41.0 s: image 20.0 s, weights 7.1 s, rest 13.9 s",
         },
         ledger={"answered": 120_345, "resumed": 3, "refused": 12, "abandoned": 40, "lost": 0},
     )
