@@ -13,6 +13,7 @@ from contextlib import closing
 from sluice_contract.config.engine import EngineConfig
 from sluice_runtime.engine.build import Engine, build_engine
 from sluice_runtime.engine.executors import Executor, PendingResult
+from sluice_runtime.engine.late_graphs import LateGraphs
 from sluice_runtime.engine.loop import EngineLoop, Pipeline
 from sluice_runtime.engine.report import StepLog
 from sluice_runtime.engine.sizing.plan import resolved
@@ -101,7 +102,9 @@ def recorded(engine: Engine, requests: Sequence[TraceRequest], *, overlap: bool)
         watched = Watched(requests, engine.model.spec.vocabulary_size, executor)
         loop = EngineLoop(
             watched,
-            Pipeline(engine.grammars, engine.scheduler, watched),
+            Pipeline(
+                engine.grammars, engine.scheduler, watched, late_graphs=LateGraphs(engine.runner)
+            ),
             lambda pace: StepLog(page_size, pace),
         )
         loop.run(watched.done)

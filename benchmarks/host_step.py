@@ -103,6 +103,7 @@ class Model:
     """A model that computes nothing, in place of `model.decoder.Decoder`."""
 
     group = SOLO
+    adapters = None
     spec = SimpleNamespace(vocabulary_size=VOCABULARY, hidden_size=8, layers=1)
     backend = replace(
         TORCH,

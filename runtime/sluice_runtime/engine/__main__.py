@@ -25,6 +25,7 @@ from sluice_contract.config.sizing import ResolvedConfig
 from sluice_contract.log_lines import log_to_stderr
 from sluice_contract.wire.handover import Keys, configured_keys
 
+from sluice_runtime.engine.late_graphs import LateGraphs
 from sluice_runtime.engine.report import StepLog, logger, startup_line
 from sluice_runtime.engine.sizing.host import set_library_variables
 from sluice_runtime.engine.sizing.plan import resolved
@@ -206,13 +207,18 @@ def _run_in_role(
         )
         loop = EngineLoop(
             ends.link,
-            Pipeline(engine.grammars, engine.scheduler, executor),
+            Pipeline(engine.grammars, engine.scheduler, executor, _late_graphs(config, engine)),
             lambda pace: StepLog(page_size, pace),
             clock=Clock(step_limit_seconds=step_limit_seconds(config.accelerator)),
             role=started.role,
             adapters=engine.adapters,
         )
         return loop.run(lambda: bool(ends.stops))
+
+
+def _late_graphs(config: ResolvedConfig, engine: Engine) -> LateGraphs:
+    itl = config.slo.itl_milliseconds if config.slo else None
+    return LateGraphs(engine.runner, None if itl is None else itl / 1000)
 
 
 if __name__ == "__main__":

@@ -57,6 +57,12 @@ def graph_batches(largest: int) -> tuple[int, ...]:
     return (*(size for size in usual if size < largest), largest)
 
 
+def first_batches(batches: Sequence[int]) -> tuple[int, ...]:
+    """The `batches` to capture before an engine is ready: powers of two, and the last one. Until
+    others are captured, a step is padded to at most twice its rows."""
+    return tuple(size for size in batches if not size & (size - 1) or size == batches[-1])
+
+
 def batch_for(rows: int, batches: Sequence[int]) -> int | None:
     """The smallest of the ascending `batches` that holds `rows` rows; None: all are too small."""
     at = bisect_left(batches, rows)
@@ -185,7 +191,8 @@ class StagedStep:
 
 
 class DecodeGraphs:
-    """All graphs of an engine, by batch size."""
+    """The graphs of an engine, by batch size. A step is padded to the next one that is
+    captured."""
 
     def __init__(
         self,
@@ -199,6 +206,9 @@ class DecodeGraphs:
         the page table [rows + 1]; the last is of padding."""
         self._pool = pool
         self._batches = batches
+        self._captured_batches: tuple[int, ...] = ()
+        """Ascending, as are `_batches`."""
+        self._given_up = False
         self._graphs: dict[int, _Graph] = {}
         self._last_tokens = last_tokens
         self._padding_row = len(last_tokens) - 1
@@ -226,12 +236,37 @@ class DecodeGraphs:
         )
 
     @torch.inference_mode()
-    def capture(self, parts: GraphParts, capture: Capture) -> None:
-        """Captures all graphs, the largest first, because smaller ones reuse its memory."""
-        self._decode_inputs = parts.decode_inputs
+    def capture(
+        self, parts: GraphParts, capture: Capture, batches: Sequence[int] | None = None
+    ) -> None:
+        """Captures graphs of `batches`, which include the largest, or of all sizes. The largest
+        comes first, because smaller ones reuse its memory."""
+        self._parts, self._capture = parts, capture
         self.samples = parts.sample is not None
-        for batch in reversed(self._batches):
-            self._graphs[batch] = self._captured(batch, parts, capture)
+        for batch in sorted(self._batches if batches is None else batches, reverse=True):
+            self.capture_batch(batch)
+
+    @torch.inference_mode()
+    def capture_batch(self, batch: int) -> None:
+        """Captures the graph of one batch size, after `capture`. Steps may be running."""
+        self._graphs[batch] = self._captured(batch, self._parts, self._capture)
+        self._captured_batches = tuple(sorted(self._graphs))
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Batch sizes to capture later, ascending."""
+        if self._given_up or len(self._graphs) == len(self._batches):
+            return ()
+        return tuple(batch for batch in self._batches if batch not in self._graphs)
+
+    def lacks(self, rows: int) -> int | None:
+        """The batch size for `rows` rows if it is missing; otherwise None."""
+        batch = batch_for(rows, self._batches)
+        return None if self._given_up or batch in self._graphs else batch
+
+    def give_up_missing(self) -> None:
+        """Captures no more: steps keep the graphs that there are."""
+        self._given_up = True
 
     def _captured(self, batch: int, parts: GraphParts, capture: Capture) -> _Graph:
         """A graph's parts, captured over rows of padding."""
@@ -241,6 +276,9 @@ class DecodeGraphs:
         host = self._host[self._inbox.writable()]
         host.fill(_NO_ROWS, batch, self._padding_row, self._pool.page_size)
         self._inbox.send()
+        # An earlier step may have left its rows' pages there, which the first run would overwrite.
+        for pages in (inputs.pages, inputs.indices):
+            pages[:batch].fill_(self._pool.padding_page)
         attention.plan(*host.plan(batch))
         rows, contexts = columns.rows[:batch], columns.contexts[:batch]
         tokens, positions = inputs.token_ids[:batch], inputs.positions[:batch]
@@ -265,7 +303,7 @@ class DecodeGraphs:
     def staged(self, numbers: RowNumbers) -> StagedStep | None:
         """Fills the host's buffer with rows of one token each. None: no graph serves the step,
         because it has too many rows or pages."""
-        batch = batch_for(len(numbers.rows), self._batches)
+        batch = batch_for(len(numbers.rows), self._captured_batches)
         if batch is None:
             return None
         host = self._host[self._inbox.writable()]
@@ -305,7 +343,7 @@ class DecodeGraphs:
         read = *graph.rows, page_table, self._last_tokens
         written = *graph.inputs, self._inputs.indices
         self._inbox.send()
-        self._decode_inputs(*read, *written, pool.page_size, pool.padding_page)
+        self._parts.decode_inputs(*read, *written, pool.page_size, pool.padding_page)
         graph.attention.plan(*step.host.plan(step.batch))
         self.replays += 1
 

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 from sluice_contract.cluster.labels import Role as Role
 
 from sluice_runtime.engine.executors import Executor, PendingResult
+from sluice_runtime.engine.late_graphs import LateGraphs
 from sluice_runtime.engine.outbox import STEP_LIMIT_SECONDS, HeartbeatThread, Outbox
 from sluice_runtime.engine.report import Now, Pace, StepLog, figures_from, load_from
 from sluice_runtime.engine.role import LAME_DUCK_SECONDS, EngineRole, MixedRole
@@ -93,6 +94,8 @@ class Pipeline:
     """Plans the steps of requests."""
     executor: Executor
     """Runs the planned steps."""
+    late_graphs: LateGraphs | None = None
+    """Plans the capture of CUDA graphs between steps; None: there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +136,7 @@ class EngineLoop:
         self._grammars = pipeline.grammars
         self._scheduler = pipeline.scheduler
         self._executor = pipeline.executor
+        self._late_graphs = pipeline.late_graphs
         self._pending: deque[PendingStep] = deque()
         self._finished_seconds = 0.0
         self._role = role or MixedRole(pipeline.scheduler)
@@ -191,6 +195,8 @@ class EngineLoop:
         self._send_first_tokens(began)
         batch = self._scheduler.next_batch(began)
         if batch is not None:
+            if self._late_graphs:
+                self._capture(self._late_graphs.before(batch, began))
             self._launch(batch, began)
         if len(self._pending) > (self._executor.ahead if batch else 0):
             self._finish(self._pending.popleft())
@@ -201,6 +207,18 @@ class EngineLoop:
         changed = self._adapters and self._adapters.take_change(self._scheduler)
         if changed:
             self._link.send(AdaptersChanged(changed))
+
+    def _capture(self, capture: Batch | None) -> None:
+        """Captures a CUDA graph. No step runs meanwhile, so the time counts in none."""
+        if capture is None:
+            return
+        assert self._late_graphs is not None
+        while self._pending:
+            self._finish(self._pending.popleft())
+        began = self._clock.monotonic()
+        with self._heartbeat.step(self._known_load, began):
+            self._executor.launch(capture)()
+        self._late_graphs.captured(capture, began, self._clock.monotonic())
 
     def _launch(self, batch: Batch, began: float) -> None:
         self._idle = False
@@ -356,6 +374,8 @@ class EngineLoop:
         elif now - self._sent_seconds >= self._heartbeat_seconds:
             self._check()
             self._send(Heartbeat(self._load_now()))
+            if self._late_graphs:
+                self._capture(self._late_graphs.at_rest())
 
     def _check(self) -> None:
         """Checks integrity once in each idle period. Not at its start: with a large pool the check

@@ -5,20 +5,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Final
 
 from sluice_contract.cluster.labels import Role
 from sluice_contract.config.sizing import PlannedConfig
 
 from sluice_runtime.engine.build import Engine
 from sluice_runtime.engine.device import allocation
-from sluice_runtime.engine.graphs import Capture, CudaCapture, graph_batches
+from sluice_runtime.engine.graphs import Capture, CudaCapture, first_batches, graph_batches
+from sluice_runtime.engine.runner import GRAPH_SETTING
 from sluice_runtime.engine.sizing.host import collect_garbage_rarely
 from sluice_runtime.engine.warm_up import warm_up
 from sluice_runtime.errors import OutOfMemoryError
 from sluice_runtime.process.start import OnPhase, unmeasured
-
-SETTING: Final = "cudaGraphMaxBatch"
 
 _log = logging.getLogger("sluice.engine")
 
@@ -52,7 +50,8 @@ def capture_missing_graphs(config: PlannedConfig, engine: Engine) -> None:
 def capture_graphs(
     engine: Engine, largest: int, begin_capture: Callable[[], Capture] = CudaCapture
 ) -> None:
-    """Captures graphs, which the engine replays for decode steps of up to `largest` rows.
+    """Captures the first graphs, which the engine replays for decode steps of up to `largest`
+    rows; `late_graphs` captures the others.
 
     Raises:
         OutOfMemoryError: names the setting to lower.
@@ -66,10 +65,10 @@ def capture_graphs(
         return
     # Heads of this rank, like the key heads in its pool.
     heads = model.spec.heads // model.group.size
-    captured = f"{len(batches)} decode batches of up to {batches[-1]} rows"
-    with allocation("CUDA graphs", captured, SETTING):
+    first = first_batches(batches)
+    captured = f"{len(first)} decode batches of up to {batches[-1]} rows"
+    with allocation("CUDA graphs", captured, GRAPH_SETTING):
         wrappers = model.backend.graph_wrappers(pool, heads)
-        if model.adapters is not None:
-            model.adapters.use_all()
-        engine.runner.capture(batches, wrappers.wrapper, begin_capture())
-    _log.info("CUDA graphs: %s", captured)
+        engine.runner.capture(batches, wrappers.wrapper, begin_capture(), first)
+    later = f", {more} more between steps" if (more := len(batches) - len(first)) else ""
+    _log.info("CUDA graphs: %s%s", captured, later)

@@ -10,6 +10,7 @@ and the pool, not requests: what a token means is up to the scheduler.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -31,7 +32,7 @@ from sluice_runtime.engine.rows import (
 from sluice_runtime.engine.sampling.logprobs import StepLogprobs, StepScores
 from sluice_runtime.engine.sampling.masks import keep_to_grammars
 from sluice_runtime.engine.sampling.penalties import DraftsBefore
-from sluice_runtime.errors import StepOutOfMemoryError
+from sluice_runtime.errors import OutOfMemoryError, StepOutOfMemoryError
 from sluice_runtime.kv.pool import PagePool
 from sluice_runtime.layers.attention import GraphAttention, GraphRows
 from sluice_runtime.model.decoder import Decoder
@@ -44,8 +45,12 @@ if TYPE_CHECKING:
 
 STEP_SETTINGS: Final = "chunkSize, maxRunningRequests or kvPoolTokens"
 """Settings to lower when a step runs out of memory."""
+GRAPH_SETTING: Final = "cudaGraphMaxBatch"
+"""Setting to lower when CUDA graphs run out of memory."""
 OnLogits = Callable[[Batch, Tensor], None]
 """Callback with each step's logits [m, vocabulary]; used by the agreement tests."""
+
+_log = logging.getLogger("sluice.engine")
 
 
 class LaunchedStep:
@@ -99,6 +104,9 @@ class Runner:
         """Launches a step; steps land in the order of their launch. On a GPU a step may be launched
         before the previous one has landed. If its rows have grammars, it lands the previous step
         itself before sampling, since masks depend on that step's tokens."""
+        if batch.graph_rows is not None:
+            self._capture_between_steps(batch.graph_rows)
+            return LaunchedStep(partial(SampledTokens, batch.step))
         self._rows.apply(batch)
         if self._adapters is not None:
             self._adapters.apply(batch)
@@ -130,16 +138,19 @@ class Runner:
         batches: tuple[int, ...],
         attention: Callable[[GraphRows], GraphAttention],
         capture: Capture,
+        first: Sequence[int] | None = None,
     ) -> None:
         """Captures graphs of these batch sizes, ascending, and replays them from now on for steps
-        that they cover. Needs a backend with graphs."""
+        that they cover. `first`: only these, including the largest; a batch with `graph_rows`
+        captures another. Needs a backend with graphs."""
         model, rows = self._model, self._rows
         assert model.backend.decode_inputs is not None
         sample = self._sample_whole if self._sampling.by_kernel else None
         parts = GraphParts(model.hidden, attention, model.backend.decode_inputs, sample)
         sizes = model.spec.hidden_size, batches
         graphs = DecodeGraphs(self._pool, *sizes, self._device, rows.last_tokens)
-        graphs.capture(parts, capture)
+        self._use_all_adapters()
+        graphs.capture(parts, capture, first)
         self._graphs = graphs
 
     def follow_with(self, head: EagleDrafts) -> None:
@@ -150,6 +161,15 @@ class Runner:
     def graph_steps(self) -> int | None:
         """Steps that CUDA graphs computed; None: there are no graphs."""
         return self._graphs.replays if self._graphs else None
+
+    @property
+    def missing_graphs(self) -> tuple[int, ...]:
+        """See `engine.late_graphs.GraphSource`."""
+        return self._graphs.missing if self._graphs else ()
+
+    def lacks_graph(self, rows: int) -> int | None:
+        """See `engine.late_graphs.GraphSource`."""
+        return self._graphs.lacks(rows) if self._graphs else None
 
     def close(self) -> None:
         """Drops the graphs. Call it before ranks disconnect: NCCL waits until no graph holds one of
@@ -167,6 +187,24 @@ class Runner:
             yield
         finally:
             self._model = model
+
+    def _capture_between_steps(self, rows: int) -> None:
+        """Captures the graph of one batch size. Without memory for it, no more are captured."""
+        assert self._graphs is not None
+        self._use_all_adapters()
+        try:
+            with allocation("CUDA graphs", f"a decode batch of {rows} rows", GRAPH_SETTING):
+                self._graphs.capture_batch(rows)
+        except OutOfMemoryError as error:
+            if self._model.group.size > 1:
+                raise  # other ranks have the graph, and would replay it without this one
+            self._graphs.give_up_missing()
+            _log.warning("CUDA graphs: no more, %s", error)
+
+    def _use_all_adapters(self) -> None:
+        """Makes captured steps compute all slots of adapters."""
+        if self._model.adapters is not None:
+            self._model.adapters.use_all()
 
     def _staged(self, batch: Batch) -> StagedStep | None:
         """The rows of a decode step that graphs compute from last tokens to next ones; None: the

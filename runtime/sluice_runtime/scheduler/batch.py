@@ -185,6 +185,8 @@ class Batch(msgspec.Struct, frozen=True):
     cost."""
     host_copies: HostCopies | None = None
     """Copies to start in this step."""
+    graph_rows: int | None = None
+    """Rows of a CUDA graph to capture; such a batch has none of its own."""
 
     @property
     def sampling_rows(self) -> tuple[int, ...]:

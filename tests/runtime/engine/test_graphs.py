@@ -26,6 +26,7 @@ from sluice_runtime.engine.graphs import (
     RowColumns,
     _HostRows,
     batch_for,
+    first_batches,
     graph_batches,
     numbers_of,
 )
@@ -245,6 +246,29 @@ def test_a_padded_step_computes_what_it_computes_without_a_graph(site: Site) -> 
         torch.testing.assert_close(seen, wanted, **close)
         stored = (each.data[:PAGES].float() for each in (pool, apart))
         torch.testing.assert_close(*stored, **close, equal_nan=True)
+
+
+def test_a_graph_captured_between_steps_disturbs_none(site: Site) -> None:
+    draw, generator = random.Random(4), torch.Generator().manual_seed(4)
+    pool = site.pool()
+    batches = graph_batches(LARGEST)
+    graphs = site.uncaptured(pool, batches)
+    parts = site.parts(site.wrappers(pool).wrapper)
+    graphs.capture(parts, site.begin_capture(), first_batches(batches))
+    assert graphs.missing == (12, 24)
+    layout = decode_step([draw.randint(1, 20) for _ in range(9)], draw, site.place)
+    remember(pool, layout, generator)
+    close: dict[str, Any] = {"atol": site.tolerance, "rtol": site.tolerance}
+    for _ in range(2):
+        seen, wanted, _ = both(site, graphs, pool, layout)
+        torch.testing.assert_close(seen, wanted, **close)
+        before = pool.data[:PAGES].clone()
+        graphs.capture_batch(12)
+        stored = (pages.float() for pages in (pool.data[:PAGES], before))
+        torch.testing.assert_close(*stored, rtol=0, atol=0, equal_nan=True)
+    step = graphs.staged(layout.numbers)
+    assert step is not None
+    assert step.batch == 12
 
 
 def test_rows_of_several_tokens_are_computed_by_the_same_graphs(site: Site) -> None:

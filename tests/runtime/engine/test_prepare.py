@@ -6,29 +6,41 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from itertools import chain
 
+import msgspec
 import pytest
 from sluice_runtime.engine.build import Engine, build_engine
 from sluice_runtime.engine.prepare import capture_graphs
 from sluice_runtime.engine.sizing.plan import resolved
 from sluice_runtime.errors import OutOfMemoryError
 from sluice_runtime.model.files import resolve
+from sluice_runtime.scheduler.batch import Batch, ForwardMode
 
 from tests.runtime.harness import engine_config
 from tests.runtime.layers.flashinfer_backend import engines_on_flashinfer
 from tests.runtime.recorded_graph import capture
 
 
-def built() -> Engine:
-    settings = {"attention_backend": "torch", "max_running_requests": 6, "dtype": "float32"}
+def full(_: Callable[[], None]) -> Callable[[], None]:
+    raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+def built(rows: int = 6) -> Engine:
+    settings = {"attention_backend": "torch", "max_running_requests": rows, "dtype": "float32"}
     config = resolved(engine_config("dummy://qwen3-tiny", **settings))
     return build_engine(config, resolve(config.model.uri))
 
 
 @pytest.fixture
-def on_flashinfer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+def rows() -> int:
+    return 6
+
+
+@pytest.fixture
+def on_flashinfer(monkeypatch: pytest.MonkeyPatch, rows: int) -> Iterator[Engine]:
     engines_on_flashinfer(monkeypatch)
-    engine = built()
+    engine = built(rows)
     with closing(engine.grammar_compiler):
         yield engine
 
@@ -40,6 +52,39 @@ def test_graphs_go_no_further_than_rows(
     capture_graphs(on_flashinfer, 256, lambda: capture)
     assert on_flashinfer.runner._graphs is not None
     assert caplog.messages == ["CUDA graphs: 4 decode batches of up to 6 rows"]
+
+
+@pytest.mark.parametrize("rows", [24])
+def test_sizes_between_powers_of_two_are_captured_between_steps(
+    on_flashinfer: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "sluice.engine")
+    capture_graphs(on_flashinfer, 256, lambda: capture)
+    assert caplog.messages == [
+        "CUDA graphs: 6 decode batches of up to 24 rows, 1 more between steps"
+    ]
+    runner, announced = on_flashinfer.runner, list[Batch]()
+    assert (runner.missing_graphs, runner.lacks_graph(9)) == ((12,), 12)
+    assert [runner.lacks_graph(rows) for rows in (1, 8, 13, 24, 25)] == [None] * 5
+    batch = Batch(0, ForwardMode.IDLE, graph_rows=12)
+    with closing(on_flashinfer.executor(overlap=False, announce=announced.append)) as executor:
+        executor.launch(batch)()
+    assert (runner.missing_graphs, runner.lacks_graph(9)) == ((), None)
+    assert announced == [batch], "other ranks capture it before the next step, too"
+    encoded = msgspec.msgpack.encode(batch)
+    assert msgspec.msgpack.decode(encoded, type=Batch) == batch
+
+
+@pytest.mark.parametrize("rows", [24])
+def test_without_memory_for_another_graph_steps_keep_those_that_there_are(
+    on_flashinfer: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    captures = chain([capture] * 12, [full])
+    capture_graphs(on_flashinfer, 256, lambda: lambda step: next(captures)(step))
+    on_flashinfer.runner.forward(Batch(0, ForwardMode.IDLE, graph_rows=12))
+    assert caplog.messages[-1].startswith("CUDA graphs: no more, CUDA graphs")
+    assert "lower cudaGraphMaxBatch" in caplog.messages[-1]
+    assert (on_flashinfer.runner.missing_graphs, on_flashinfer.runner.lacks_graph(9)) == ((), None)
 
 
 def test_a_closed_runner_leaves_no_graph_behind(on_flashinfer: Engine) -> None:
@@ -70,8 +115,5 @@ def test_what_cannot_be_captured_is_named(caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_too_little_memory_names_the_setting_to_lower(on_flashinfer: Engine) -> None:
-    def full(_: Callable[[], None]) -> Callable[[], None]:
-        raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
-
     with pytest.raises(OutOfMemoryError, match=r"4 decode batches.*lower cudaGraphMaxBatch"):
         capture_graphs(on_flashinfer, 6, lambda: full)
