@@ -163,7 +163,7 @@ class Prompt:
 
     def __call__(self) -> None:
         if self._run is None:
-            attention = FlashinferAttention(target_at(GPU, self._prefill), flashinfer_library())
+            attention = FlashinferAttention(target_at(GPU, self._prefill), flashinfer_library(GPU))
             ((_, run),) = attention.planned(self._pool, self._layout, self._heads, LayerKind())
             cache = attention.cache(self._pool, 0, self._heads, None)
             self._run = partial(run, self._queries, cache.views, out=self._out)

@@ -203,7 +203,7 @@ def flashinfer_backend(
     device: torch.device, prefill: Prefill, kinds: Sequence[LayerKind] = PLAIN
 ) -> Backend:
     """Backend for one device, to which its wrappers and workspaces belong."""
-    target, library = target_at(device, prefill), flashinfer_library()
+    target, library = target_at(device, prefill), flashinfer_library(device)
     own = FlashinferOperators(library)
     attention = FlashinferAttention(target, library)
     operators = Operators(

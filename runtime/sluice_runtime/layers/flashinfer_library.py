@@ -7,10 +7,12 @@ flashinfer is imported only for a GPU: the import takes seconds, and engines on 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 import torch
 from sluice_kernels import flashinfer_ahead
@@ -123,8 +125,29 @@ def flashinfer_state(
     )
 
 
-def flashinfer_library() -> Library:
-    """Imports flashinfer, with the kernels that were built ahead if there are any."""
-    flashinfer_ahead.use_built()
-    library: Library = importlib.import_module("flashinfer")
-    return library
+class LateModule:
+    """A module that a thread loads. The first use of each of its names waits for that, and raises
+    what loading raised."""
+
+    def __init__(self, load: Callable[[], Any]) -> None:
+        thread = ThreadPoolExecutor(1, "late-module")
+        self._loaded = thread.submit(load)
+        thread.shutdown(wait=False)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._loaded.result(), name)
+        setattr(self, name, value)
+        return value
+
+
+def flashinfer_library(place: torch.device) -> Library:
+    """flashinfer for a device, with the kernels that were built ahead if there are any. A thread
+    imports it, which takes seconds, while the weights are read."""
+
+    def load() -> Any:
+        # Threads begin with the first GPU, on which other ranks have no business.
+        with torch.cuda.device(place) if place.type == "cuda" else nullcontext():
+            flashinfer_ahead.use_built()
+            return importlib.import_module("flashinfer")
+
+    return cast(Library, LateModule(load))

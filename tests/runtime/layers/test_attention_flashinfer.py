@@ -322,7 +322,7 @@ def test_the_real_kernels_agree_with_plain_torch(
     if prefill == "fa3" and (missing := fa3_missing(dim)):
         pytest.skip(missing)
     target = target_at(torch.device("cuda", 0), prefill)
-    assert_same(target, flashinfer_library(), name, page_size, group, dim)
+    assert_same(target, flashinfer_library(torch.device("cuda")), name, page_size, group, dim)
 
 
 @pytest.mark.gpu
@@ -337,7 +337,9 @@ def test_of_8_bits_the_real_kernels_agree_with_plain_torch(
     if missing := flashinfer_state("bfloat16", dim, capability, fp8_pages=True).missing:
         pytest.skip(missing)
     target = target_at(torch.device("cuda", 0), "fa2")
-    assert_same(target, flashinfer_library(), name, 16, group, dim, SCALES[scales])
+    assert_same(
+        target, flashinfer_library(torch.device("cuda")), name, 16, group, dim, SCALES[scales]
+    )
 
 
 @pytest.mark.gpu
@@ -359,7 +361,7 @@ def test_of_other_layers_the_real_kernels_agree_with_plain_torch(
     state = flashinfer_state("bfloat16", dim, capability, fp8_pages=fp8, kinds=kinds)
     if state.missing:
         pytest.skip(state.missing)
-    target, library = target_at(torch.device("cuda", 0), "fa2"), flashinfer_library()
+    target, library = target_at(torch.device("cuda", 0), "fa2"), flashinfer_library(torch.device("cuda"))
     own, windows = SCALES[scales] if scales else None, (None, 18)
     sinks = kinds is SINKS
     assert_same(target, library, name, 16, group, dim, own, windows=windows, sinks=sinks)

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from threading import Event
+from types import ModuleType
+from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from sluice_kernels import flashinfer_ahead
 from sluice_runtime.layers import flashinfer_library
 from sluice_runtime.layers.flashinfer_library import VERSION, flashinfer_state
+from sluice_runtime.model.load_progress import LoadProgress
+from sluice_runtime.model.shard import Shard, Split
+from sluice_runtime.model.streamed_weights import StreamedWeights
+from sluice_runtime.model.weights import Checkpoint
+
+from benchmarks.load_weights import NoCopies
 
 H200 = ("bfloat16", 128, (9, 0))
 
@@ -31,6 +44,48 @@ def test_what_is_not_installed_or_of_another_version_is_told(
 
     monkeypatch.setattr(flashinfer_library, "version", version)
     assert "the extra gpu" in str(flashinfer_state(*H200).missing)
+
+
+def test_weights_are_read_while_flashinfer_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The import of a module that waits holds no lock that reading needs."""
+    module = (
+        "import sys\nsys.modules['gate'].begun.set()\nsys.modules['gate'].may_end.wait(30)\n"
+        "fast_decode_plan = 'plan'\n"
+    )
+    (tmp_path / "flashinfer.py").write_text(module)
+    gate: Any = ModuleType("gate")
+    gate.begun, gate.may_end = Event(), Event()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "flashinfer"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "gate", gate)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(flashinfer_ahead, "use_built", lambda: None)
+    save_file({"a": torch.ones(300, 40)}, tmp_path / "model.safetensors")
+    library = flashinfer_library.flashinfer_library(torch.device("cpu"))
+    try:
+        assert gate.begun.wait(30)
+        with (
+            Checkpoint(tmp_path) as checkpoint,
+            StreamedWeights(checkpoint, NoCopies(), LoadProgress(1), 4096) as weights,
+        ):
+            read = weights.read("a", Shard().part((300, 40), Split.NONE), torch.float32)
+            weights.settle()
+        assert read.shape == (300, 40)
+    finally:
+        gate.may_end.set()
+    assert library.fast_decode_plan == "plan"
+    monkeypatch.delitem(sys.modules, "flashinfer")
+
+
+def test_what_the_import_of_flashinfer_raised_is_raised_by_its_first_use() -> None:
+    def load() -> None:
+        raise ImportError("no such library")
+
+    library = flashinfer_library.LateModule(load)
+    with pytest.raises(ImportError, match="no such library"):
+        _ = library.fast_decode_plan
 
 
 def test_kernels_that_were_not_built_are_told_unless_a_compiler_makes_them(

@@ -176,4 +176,4 @@ def test_a_norm_with_a_weight_for_each_head_is_torchs(
 @pytest.mark.parametrize("width", [8, 100, 1024, 5120])
 @pytest.mark.parametrize("rows", [0, 1, 7, 300])
 def test_the_real_kernels_agree_with_plain_torch(rows: int, width: int, dtype: torch.dtype) -> None:
-    assert_same(FlashinferOperators(flashinfer_library()), rows, width, dtype, GPU)
+    assert_same(FlashinferOperators(flashinfer_library(GPU)), rows, width, dtype, GPU)
