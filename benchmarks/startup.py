@@ -1,7 +1,9 @@
-"""Cold start of one engine: process start to `/health`, to `/ready`, and to the first token.
+"""Start of one engine: process start to `/health`, to `/ready`, and to the first token, and the
+phases that the engine measures.
 
-Prints one JSON line a figure: the median of `--runs` runs with a warm page cache. For comparison,
-the time that `import torch` alone takes on the same machine in the same run.
+Prints one JSON line a figure: the median of `--runs` runs with a warm page cache. `import torch`
+and a plain read of the model's files are measured in turns with the starts. An engine does both, so
+the milestones have their ratios to the sum.
 """
 
 from __future__ import annotations
@@ -23,40 +25,51 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from benchmarks.cpu_serving import write_model
+from benchmarks.load_weights import read
+
 POLL_SECONDS = 0.01
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--model", default="dummy://qwen3-tiny")
+    parser.add_argument("--model", help="URI; without it the 34 M model of the serving bench")
     parser.add_argument("--runs", type=int, default=5)
     arguments = parser.parse_args()
-    runs = [measure(arguments.model) for _ in range(arguments.runs)]
-    torch_seconds = statistics.median(import_torch_seconds() for _ in range(arguments.runs))
-    for name in ("health", "ready", "first_token"):
-        figure = statistics.median(run[name] for run in runs)
-        print(
-            json.dumps(
-                {
-                    "bench": "startup",
-                    "model": arguments.model,
-                    "figure": f"{name}_seconds",
-                    "value": round(figure, 3),
-                    "import_torch_seconds": round(torch_seconds, 3),
-                    "ratio_to_import_torch": round(figure / torch_seconds, 2),
-                }
-            )
-        )
+    with tempfile.TemporaryDirectory() as folder:
+        if arguments.model is None:
+            write_model(Path(folder))
+            write_tokenizer(Path(folder))
+        runs = [measure(arguments.model or folder) for _ in range(arguments.runs)]
+    for name in runs[0]:
+        line = {
+            "bench": "startup",
+            "model": arguments.model or "qwen3-34m",
+            "figure": f"{name}_seconds",
+            "value": round(statistics.median(run[name] for run in runs), 3),
+        }
+        if name in ("health", "ready", "first_token"):
+            least = [run["import_torch"] + run["read"] for run in runs]
+            ratios = [run[name] / floor for run, floor in zip(runs, least, strict=True)]
+            line["ratio_to_import_torch_and_read"] = round(statistics.median(ratios), 2)
+        print(json.dumps(line))
 
 
 def measure(model: str) -> dict[str, float]:
-    """Seconds from the start of the process to each milestone."""
+    """Seconds of one start: to each milestone, of each phase, and what they are compared with."""
+    floor = {"import_torch": import_torch_seconds(), "read": read_seconds(model)}
     started = time.monotonic()
     with started_engine({"model": {"uri": model}}) as (url, process):
         health = wait_for(f"{url}/health", process) - started
         ready = wait_for(f"{url}/ready", process) - started
         first_token(url)
-        return {"health": health, "ready": ready, "first_token": time.monotonic() - started}
+        token = time.monotonic() - started
+        with urllib.request.urlopen(f"{url}/load", timeout=5) as answer:
+            phases = json.load(answer)["start"]
+    milestones = {"health": health, "ready": ready, "first_token": token}
+    return milestones | floor | {f"phase_{name}": seconds for name, seconds in phases.items()}
 
 
 @contextmanager
@@ -110,6 +123,23 @@ def served_model(url: str) -> str:
 def import_torch_seconds() -> float:
     started = time.monotonic()
     subprocess.run([sys.executable, "-c", "import torch"], check=True, env=dict(os.environ))
+    return time.monotonic() - started
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Writes a tokenizer with a token for each byte."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def read_seconds(model: str) -> float:
+    """Time of a plain read of the model's weights; 0 where it has no files."""
+    started = time.monotonic()
+    for path in sorted(Path(model).glob("*.safetensors")):
+        read(path)
     return time.monotonic() - started
 
 

@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 from sluice_contract.config.router import Auth
 from sluice_runtime.errors import UnavailableError
-from sluice_runtime.wire.transport import private_endpoint
+from sluice_runtime.wire.endpoint import private_endpoint
 
 from tests.router import fakes
 from tests.router.private_engines import KEY

@@ -19,7 +19,7 @@ from sluice_contract.wire.private_calls import CallHead, EventComment, comment_l
 from sluice_router import sse
 from sluice_router.resume import Progress
 from sluice_runtime.errors import UnavailableError
-from sluice_runtime.wire.transport import private_endpoint
+from sluice_runtime.wire.endpoint import private_endpoint
 
 from tests.patience import PATIENCE_SECONDS
 from tests.router import fakes

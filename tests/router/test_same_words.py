@@ -12,7 +12,7 @@ import httpx
 import pytest
 import pytest_asyncio
 from sluice_contract.http_heads import MAX_HEADER_BYTES, MAX_HEADERS
-from sluice_runtime.wire.transport import private_endpoint
+from sluice_runtime.wire.endpoint import private_endpoint
 
 from tests.patience import PATIENCE_SECONDS
 from tests.router import fakes

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from sluice_contract.cluster.labels import Role
-from sluice_runtime.wire.transport import private_endpoint
+from sluice_runtime.wire.endpoint import private_endpoint
 
 from tests.router.fakes import running_router
 from tests.runtime.server.conftest import MODEL, running_server

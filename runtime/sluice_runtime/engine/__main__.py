@@ -31,7 +31,7 @@ from sluice_runtime.engine.sizing.host import set_library_variables
 from sluice_runtime.engine.sizing.plan import resolved
 from sluice_runtime.errors import EngineUnfitError, InvalidConfigError, StartupError
 from sluice_runtime.model.files import resolve_model
-from sluice_runtime.process.start import StartWatch, process_began
+from sluice_runtime.process.start import StartWatch, process_began, uncollected
 from sluice_runtime.wire.messages import EngineFailed, Loading, RoleTaken
 from sluice_runtime.wire.transport import EngineLink, Wakeup
 
@@ -129,13 +129,14 @@ def _serve(config: EngineConfig, link: EngineLink, wakeup: Wakeup, watch: StartW
     planned, files = resolved(config), resolve_model(config.model)
     keys = _handover_keys(config)
     set_library_variables()
-    # Imports torch, which takes seconds: errors in the configuration are reported before.
-    from sluice_runtime.engine.build import StartReports, build_engine, compiler_of
-    from sluice_runtime.engine.device import place_of
-    from sluice_runtime.engine.sizing.pool_size import smallest_gpu_bytes, with_running_requests
-    from sluice_runtime.grammar.vocabulary import unusable
-    from sluice_runtime.model.families.registry import spec_from
-    from sluice_runtime.parallel.joined import joined_ranks
+    with uncollected():
+        # Imports torch, which takes seconds: errors in the configuration are reported before.
+        from sluice_runtime.engine.build import StartReports, build_engine, compiler_of
+        from sluice_runtime.engine.device import place_of
+        from sluice_runtime.engine.sizing.pool_size import smallest_gpu_bytes, with_running_requests
+        from sluice_runtime.grammar.vocabulary import unusable
+        from sluice_runtime.model.families.registry import spec_from
+        from sluice_runtime.parallel.joined import joined_ranks
 
     watch.ended("imports")
     stops: list[int] = []

@@ -27,6 +27,7 @@ from sluice_runtime.errors import StartupError
 from sluice_runtime.model.files import resolve_model
 from sluice_runtime.parallel.processes import MEETING, copies_for, read_config, steps_for
 from sluice_runtime.process import exits
+from sluice_runtime.process.start import uncollected
 
 if TYPE_CHECKING:
     from sluice_runtime.engine.runner import LaunchedStep
@@ -73,12 +74,13 @@ def _end_with(parent: int) -> None:
 def _follow(config: ResolvedConfig, folder: Path, rank: int) -> None:
     files = resolve_model(config.model)
     set_library_variables()
-    # Imports torch, which takes seconds, so other errors are reported first.
-    from sluice_runtime.engine.build import build_engine
-    from sluice_runtime.engine.device import place_of
-    from sluice_runtime.engine.prepare import prepare
-    from sluice_runtime.kv.host_blocks import RankShare
-    from sluice_runtime.parallel.group import joined_group
+    with uncollected():
+        # Imports torch, which takes seconds, so other errors are reported first.
+        from sluice_runtime.engine.build import build_engine
+        from sluice_runtime.engine.device import place_of
+        from sluice_runtime.engine.prepare import prepare
+        from sluice_runtime.kv.host_blocks import RankShare
+        from sluice_runtime.parallel.group import joined_group
 
     place, size = place_of(config.accelerator, rank), config.tensor_parallel_size
     with joined_group(rank, size, place, folder / MEETING) as group:

@@ -25,7 +25,7 @@ from sluice_runtime.process import exits
 from sluice_runtime.process.accelerator import FindAccelerator, find_accelerator
 from sluice_runtime.process.supervisor import Supervisor
 from sluice_runtime.process.threads import check_thread_limit, processors, thread_environment
-from sluice_runtime.wire.transport import private_endpoint
+from sluice_runtime.wire.endpoint import private_endpoint
 
 
 def main(

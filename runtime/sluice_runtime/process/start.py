@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +28,18 @@ def process_began() -> float:
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     started = int(fields[_STARTED_FIELD]) / os.sysconf("SC_CLK_TCK")
     return time.monotonic() - (time.clock_gettime(time.CLOCK_BOOTTIME) - started)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Context for imports, in which the garbage collector does not run. Afterwards it skips what
+    was imported. Imports make much that stays, so that it would run often and find nothing."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 class StartWatch:

@@ -10,12 +10,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import shutil
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from itertools import islice
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -54,18 +51,6 @@ MessageT = TypeVar("MessageT")
 
 class TransportError(SluiceRuntimeError):
     """The other process sent a message that this version does not understand."""
-
-
-@contextmanager
-def private_endpoint() -> Iterator[str]:
-    """A ZMQ endpoint in a new folder (mode 0700), which is removed afterwards."""
-    runtime_folder = os.environ.get("XDG_RUNTIME_DIR", "")
-    parent = runtime_folder if os.access(runtime_folder, os.W_OK) else None
-    folder = Path(tempfile.mkdtemp(prefix="sluice-", dir=parent))
-    try:
-        yield f"ipc://{folder}/engine.sock"
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 class EngineLink:

@@ -17,6 +17,7 @@ import pytest
 from sluice_contract.wire.start import ENGINE_PHASES
 from sluice_runtime.engine import __main__ as engine_main
 from sluice_runtime.errors import EngineUnfitError, OutOfMemoryError
+from sluice_runtime.wire.endpoint import private_endpoint
 from sluice_runtime.wire.messages import (
     Abort,
     EngineFailed,
@@ -26,7 +27,7 @@ from sluice_runtime.wire.messages import (
     StepResult,
     ToApi,
 )
-from sluice_runtime.wire.transport import ApiLink, EngineLink, private_endpoint
+from sluice_runtime.wire.transport import ApiLink, EngineLink
 
 pytestmark = pytest.mark.process
 

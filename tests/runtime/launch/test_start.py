@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
-from sluice_runtime.process.start import StartWatch, process_began
+import pytest
+from sluice_runtime.process.start import StartWatch, process_began, uncollected
 
 
 def test_the_phases_add_up_to_the_whole_start() -> None:
@@ -28,3 +31,21 @@ def test_a_process_knows_when_it_began() -> None:
     # The kernel counts in hundredths of a second.
     assert before - 0.02 <= float(child.stdout) <= time.monotonic()
     assert process_began() < before
+
+
+def test_imports_are_not_searched_for_garbage_then_or_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    frozen: list[bool] = []
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(gc.isenabled()))
+    with suppress(ImportError), uncollected():
+        was_enabled = gc.isenabled()
+        raise ImportError
+    assert (was_enabled, gc.isenabled(), frozen) == (False, True, [True])
+
+
+def test_the_launcher_loads_neither_torch_nor_zmq() -> None:
+    """Nothing of an engine starts before it has been imported."""
+    code = "import sys, sluice_runtime.process.launch; print({'torch', 'zmq'} & set(sys.modules))"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert child.stdout == "set()\n"

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from sluice_runtime.process.supervisor import Supervisor
-from sluice_runtime.wire.transport import private_endpoint
+from sluice_runtime.wire.endpoint import private_endpoint
 
 FAKE_ENGINE = Path(__file__).parents[1] / "server" / "fake_engine.py"
 

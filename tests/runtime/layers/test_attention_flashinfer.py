@@ -361,7 +361,10 @@ def test_of_other_layers_the_real_kernels_agree_with_plain_torch(
     state = flashinfer_state("bfloat16", dim, capability, fp8_pages=fp8, kinds=kinds)
     if state.missing:
         pytest.skip(state.missing)
-    target, library = target_at(torch.device("cuda", 0), "fa2"), flashinfer_library(torch.device("cuda"))
+    target, library = (
+        target_at(torch.device("cuda", 0), "fa2"),
+        flashinfer_library(torch.device("cuda")),
+    )
     own, windows = SCALES[scales] if scales else None, (None, 18)
     sinks = kinds is SINKS
     assert_same(target, library, name, 16, group, dim, own, windows=windows, sinks=sinks)

@@ -63,7 +63,7 @@ def test_weights_are_read_while_flashinfer_is_imported(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(flashinfer_ahead, "use_built", lambda: None)
     save_file({"a": torch.ones(300, 40)}, tmp_path / "model.safetensors")
-    library = flashinfer_library.flashinfer_library(torch.device("cpu"))
+    library: Any = flashinfer_library.flashinfer_library(torch.device("cpu"))
     try:
         assert gate.begun.wait(30)
         with (
@@ -76,7 +76,7 @@ def test_weights_are_read_while_flashinfer_is_imported(
     finally:
         gate.may_end.set()
     assert library.fast_decode_plan == "plan"
-    monkeypatch.delitem(sys.modules, "flashinfer")
+    del sys.modules["flashinfer"]
 
 
 def test_what_the_import_of_flashinfer_raised_is_raised_by_its_first_use() -> None:

@@ -25,7 +25,8 @@ from sluice_runtime.server.metrics import EngineMetrics
 from sluice_runtime.server.prompts import ModelText
 from sluice_runtime.server.sampling_plan import Defaults
 from sluice_runtime.server.service import Clocks, Identity, Service
-from sluice_runtime.wire.transport import ApiLink, private_endpoint
+from sluice_runtime.wire.endpoint import private_endpoint
+from sluice_runtime.wire.transport import ApiLink
 
 from tests.patience import PATIENCE_SECONDS
 from tests.runtime.server.fake_engine import EOS, FakeEngine

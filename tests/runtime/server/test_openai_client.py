@@ -9,8 +9,8 @@ from typing import Any
 import jsonschema
 import openai
 import pytest
+from sluice_runtime.wire.endpoint import private_endpoint
 from sluice_runtime.wire.messages import Abort, Generate
-from sluice_runtime.wire.transport import private_endpoint
 
 from tests.runtime.server.conftest import MODEL, Server, running_server, until
 from tests.runtime.server.fake_engine import ADAPTER

@@ -31,8 +31,8 @@ from sluice_contract.wire.private_calls import (
 )
 from sluice_runtime.model.chat_template import load_chat_template
 from sluice_runtime.model.files import ModelFiles
+from sluice_runtime.wire.endpoint import private_endpoint
 from sluice_runtime.wire.messages import Generate
-from sluice_runtime.wire.transport import private_endpoint
 
 from tests.runtime.server.conftest import MAX_BODY_BYTES, MODEL, Server, running_server
 from tests.runtime.server.fake_engine import EOS

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from sluice_contract.wire.private_calls import MORE_LINE
-from sluice_runtime.wire.transport import private_endpoint
+from sluice_runtime.wire.endpoint import private_endpoint
 
 from tests.runtime.server.conftest import MODEL, Server, running_server
 from tests.runtime.server.test_private_calls import KEY, after, events

@@ -21,8 +21,8 @@ from sluice_contract.wire.span_export import span_recorder
 from sluice_contract.wire.spans import Span, child_of, ids_of
 from sluice_runtime.errors import InvalidConfigError
 from sluice_runtime.process.spans import recorder
+from sluice_runtime.wire.endpoint import private_endpoint
 from sluice_runtime.wire.messages import Generate
-from sluice_runtime.wire.transport import private_endpoint
 
 from tests.collector import collecting
 from tests.runtime.server.conftest import MODEL, Server, running_server

@@ -15,7 +15,7 @@ import pytest_asyncio
 from sluice_contract.wire.private_calls import CallHead, ChoiceSoFar, Resume
 from sluice_router.resume import Progress
 from sluice_router.sse import DONE, WholeEvents
-from sluice_runtime.wire.transport import private_endpoint
+from sluice_runtime.wire.endpoint import private_endpoint
 
 from tests.runtime.server import test_tools_client
 from tests.runtime.server.conftest import MODEL, Server, running_server

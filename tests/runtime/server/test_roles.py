@@ -18,8 +18,8 @@ from sluice_contract.cluster.labels import Role
 from sluice_contract.wire.handover import PREFILL_HEADER, Bound, PrefillRef, signed_header
 from sluice_contract.wire.load import MEASURED_BYTES, HandoverQueues
 from sluice_runtime.handover.messages import HANDOVER_VERSION
+from sluice_runtime.wire.endpoint import private_endpoint
 from sluice_runtime.wire.messages import Generate, HandoverLoad, Heartbeat, PrefillEngine, Refusal
-from sluice_runtime.wire.transport import private_endpoint
 
 from tests.runtime.server.conftest import MODEL, Server, running_server, until
 from tests.runtime.server.fake_engine import NO_QUEUES, READY, load

@@ -19,8 +19,8 @@ from sluice_contract.config.kv_transfer import KvTransfer
 from sluice_contract.wire.handover import PREFILL_HEADER, Bound, PrefillRef, signed_header
 from sluice_contract.wire.private_calls import PRIVATE_HEADER, signed_call
 from sluice_runtime.server import router_calls
+from sluice_runtime.wire.endpoint import private_endpoint
 from sluice_runtime.wire.messages import Abort, RoleTaken, TakeRole
-from sluice_runtime.wire.transport import private_endpoint
 
 from tests.runtime.server.conftest import MODEL, Server, running_server, until
 from tests.runtime.server.fake_engine import READY

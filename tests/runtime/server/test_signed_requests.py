@@ -17,8 +17,8 @@ from sluice_contract.config.router import Tenant
 from sluice_contract.wire.handover import PREFILL_HEADER, Bound, PrefillRef, signed_header
 from sluice_contract.wire.private_calls import PRIVATE_HEADER, CallHead, head_line, signed_call
 from sluice_contract.wire.tenants import TENANT_HEADER, claims_of, signed_tenant
+from sluice_runtime.wire.endpoint import private_endpoint
 from sluice_runtime.wire.messages import Generate
-from sluice_runtime.wire.transport import private_endpoint
 
 from tests.runtime.server.conftest import MODEL, Server, running_server
 

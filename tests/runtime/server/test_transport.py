@@ -18,6 +18,7 @@ import pytest
 import zmq
 from sluice_contract.wire.load import EngineFigures
 from sluice_runtime.wire import transport
+from sluice_runtime.wire.endpoint import private_endpoint
 from sluice_runtime.wire.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -42,7 +43,6 @@ from sluice_runtime.wire.transport import (
     TransportError,
     Wakeup,
     _decode,
-    private_endpoint,
 )
 
 from tests.busy_machine import Stopwatch
