@@ -6,8 +6,8 @@ reserve, so that one request in ten is sent back to the queue. Every other promp
 eight system prompts, and every 32nd is long and cut. Answers are inserted when they end, and
 prefixes evicted. Clients set no max_tokens. A stand-in draws the tokens. The garbage collector
 stays on, as in the engine's process. Then requests join together over one long cached prefix, with
-and without drafts from their own tokens: the longest of the next steps, and one after them. Prints
-one JSON line a figure.
+and without drafts from their own tokens: the longest of the next steps, and one after them. Last,
+the plan of drafts alone, for 256 rows whose drafts are mostly right. Prints one JSON line a figure.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest.mock import patch
 
 from sluice_runtime.engine.sizing.host import collect_garbage_rarely
-from sluice_runtime.scheduler.batch import Batch, SampledTokens
+from sluice_runtime.scheduler.batch import NO_TOKEN, Batch, SampledTokens
 from sluice_runtime.scheduler.kv_allocator import PageAllocator
 from sluice_runtime.scheduler.limits import Limits
 from sluice_runtime.scheduler.policies import POLICIES
+from sluice_runtime.scheduler.prefill_planner import Drafts
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import SchedulerSettings
+from sluice_runtime.scheduler.speculation import Speculation
 from sluice_runtime.wire.messages import Generate, Sampling
 
 ROWS = 288
@@ -58,6 +61,13 @@ JOINED_CHUNK_SIZE = 8_192
 JOIN_STEPS = 100
 """Steps after the requests have arrived; the last ten are those of running requests alone."""
 JOIN_TURNS = 5
+DRAFTING_ROWS = 256
+DRAFT_TOKENS = 4
+DRAFTED_STEPS = 60
+PHRASE = (11, 12, 13, 14, 15)
+"""All tokens of the rows that draft."""
+RIGHT = 0.8
+"""Probability that a draft is right."""
 LONG_QUEUE = 128
 """Waiting requests that a policy looks up in the prefix cache."""
 
@@ -235,6 +245,61 @@ def report_joins() -> None:
         report(f"{name}.after", after, unit="ms CPU")
 
 
+def measure_draft_plan(*, draft_model: bool) -> float:
+    """CPU milliseconds of planning the drafts of a step in which all rows have some."""
+    most = (2 + DRAFT_TOKENS) * DRAFTING_ROWS
+    drafting = {"draft_tokens": DRAFT_TOKENS, "draft_model": draft_model}
+    engine = scheduler("fcfs", max_running_requests=most, chunk_size=8 * CHUNK_SIZE, **drafting)
+    for number in range(DRAFTING_ROWS):
+        engine.add(Generate(f"r{number}", [*PHRASE] * 16, 8 * DRAFTED_STEPS, Sampling()))
+    original, draw, now = Speculation.plan, random.Random(0), 0.0
+    milliseconds: list[float] = []
+
+    def timed(*arguments: Any) -> Drafts:
+        began = time.process_time()
+        drafts = original(*arguments)
+        milliseconds.append(1000 * (time.process_time() - began))
+        return drafts
+
+    collect_garbage_rarely()
+    with patch.object(Speculation, "plan", timed):
+        for _ in range(DRAFTED_STEPS):
+            batch = engine.next_batch(now)
+            assert batch is not None
+            result = _mostly_right(batch, draw)
+            passes = max([len(row.token_ids) - 1 for row in batch.verify_rows], default=0)
+            now += 0.01 + 1e-6 * len(result.token_ids) + 1e-4 * passes * draft_model
+            engine.process(batch, result, now)
+    gc.unfreeze()
+    assert engine.status().drafted_tokens > DRAFTING_ROWS * DRAFTED_STEPS
+    return statistics.median(milliseconds[-DRAFTED_STEPS // 2 :])
+
+
+def _mostly_right(batch: Batch, draw: random.Random) -> SampledTokens:
+    """Drawn tokens that equal a draft with probability `RIGHT`."""
+    tokens = [draw.choice(PHRASE) for extend in batch.extend_rows if extend.samples]
+    proposed: list[int] = []
+    for row in batch.verify_rows:
+        drafts = [t if t != NO_TOKEN else draw.choice(PHRASE) for t in row.token_ids[1:]]
+        tokens += [t if draw.random() < RIGHT else draw.choice(PHRASE) for t in drafts]
+        tokens.append(draw.choice(PHRASE))
+        proposed += drafts
+    tokens += [draw.choice(PHRASE) for _ in batch.decode_rows]
+    return SampledTokens(batch.step, tuple(tokens), drafts=tuple(proposed))
+
+
+def report_draft_plans() -> None:
+    """Medians over turns, in which the kinds alternate."""
+    kinds = {"ngram": False, "draft_model": True}
+    turns = [
+        [measure_draft_plan(draft_model=model) for model in kinds.values()]
+        for _ in range(JOIN_TURNS)
+    ]
+    for kind, milliseconds in zip(kinds, zip(*turns, strict=True), strict=True):
+        value = statistics.median(milliseconds)
+        report(f"scheduler_step.draft_plan_{kind}", value, unit="ms CPU", rows=DRAFTING_ROWS)
+
+
 def report(figure: str, value: float, **facts: object) -> None:
     print(json.dumps({"figure": figure, "value": round(value, 4), **facts}), flush=True)
 
@@ -254,6 +319,7 @@ def main() -> None:
     report("scheduler_step.retracted_share", measured.retracted_share, unit="of those that ended")
     report_steps("scheduler_step", measured)
     report_joins()
+    report_draft_plans()
     for policy in POLICIES if arguments.policies else ():
         report_steps(f"scheduler_step.{policy}", measure(policy, LONG_QUEUE, arguments.steps // 2))
 

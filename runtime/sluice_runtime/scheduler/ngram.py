@@ -41,18 +41,19 @@ class NGramIndex:
     def extend(self, token_ids: Sequence[int], end: int, most: int) -> int:
         """Indexes the next places before `end`, at most `most`; returns their number."""
         slots, mask, before = self.slots, self.mask, self.before
-        place = first = self.first + len(before)
-        last = min(end, self.last, first + most)
-        if place >= last:
+        first = self.first + len(before)
+        last = end if end < self.last else self.last
+        if first >= last:
             return 0
-        before_last = token_ids[place - 2]
-        while place < last:
+        if last - first > most:
+            last = first + most
+        before_last = token_ids[first - 2]
+        for place in range(first, last):
             token = token_ids[place - 1]
             slot = hash((before_last, token)) & mask
             before.append(slots[slot])
             slots[slot], before_last = place, token
-            place += 1
-        return place - first
+        return last - first
 
 
 class NGramDrafts:
@@ -99,17 +100,21 @@ class NGramDrafts:
         length = len(token_ids)
         if length < 2:
             return ()
-        last, second = token_ids[-1], token_ids[-2]
+        last, second, third = token_ids[-1], token_ids[-2], token_ids[-3] if length > 2 else -1
         best, most, left, pair = 0, 1, LOOKED_AT, hash((second, last))
         for index, end in self._stretches:
-            place = index.slots[pair & index.mask]
+            place, before, first = index.slots[pair & index.mask], index.before, index.first
             while place and left and most < LONGEST:
-                if place < end and token_ids[place - 1] == last and token_ids[place - 2] == second:
-                    equal = _in_common(token_ids, place)
-                    if equal > most:
-                        best, most = place, equal
+                if (
+                    place < end
+                    and token_ids[place - 1] == last
+                    and token_ids[place - 2] == second
+                    and (not best or token_ids[place - 3] == third)
+                    and (equal := _in_common(token_ids, place)) > most
+                ):
+                    best, most = place, equal
                 left -= 1
-                place = index.before[place - index.first]
+                place = before[place - first]
         if not best:
             return ()
         if (period := length - best) >= tokens:
@@ -126,8 +131,6 @@ class NGramDrafts:
 
 def _in_common(token_ids: Sequence[int], place: int) -> int:
     """Number of tokens before a place that equal those before the end, at most LONGEST; two do."""
-    end = len(token_ids)
-    for length in range(3, min(LONGEST, place) + 1):
-        if token_ids[place - length] != token_ids[end - length]:
-            return length - 1
-    return min(LONGEST, place)
+    if place == 2 or token_ids[place - 3] != token_ids[-3]:
+        return 2
+    return 3 if place == 3 or token_ids[place - LONGEST] != token_ids[-LONGEST] else LONGEST

@@ -1,10 +1,10 @@
 """Chooses which rows of a step are verified, and with how many drafts.
 
-Each further draft goes to the row that is most likely to keep it, as long as the step's expected
-tokens per expected second grow. Expectations are measured: how often a row's drafts were right,
-including drafts not verified, and how long steps take by their number of tokens. So a row that
-copies nothing gets no drafts, and a batch large enough to be limited by computation gets few or
-none.
+Each further draft goes to the row that is most likely to keep it for its price, as long as the
+step's expected tokens per expected second grow. Expectations are measured: how often a row's drafts
+were right, including drafts not verified, and how long steps take by their number of tokens. So a
+row that copies nothing gets no drafts, and a batch large enough to be limited by computation gets
+few or none.
 
 A draft model computes one more draft for all rows in one pass. So the step is evaluated as a whole,
 for each number of passes: drafts that would not pay for a pass alone may do so together.
@@ -21,7 +21,7 @@ speculation.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import itemgetter
@@ -66,6 +66,8 @@ PROBE_STEPS: Final = 16
 """Most time for catching up for probes, in decode steps, unless more time was saved."""
 INDEXED_TOKENS: Final = 512
 """Maximum tokens of prompts that a step indexes for drafts, of all rows together."""
+LEAST_PRICE_SECONDS: Final = 1e-12
+"""Price of a token that costs nothing as far as is known, so that drafts have an order."""
 PAID_BACK_WITHIN: Final = 128
 """Tokens within which the cost of catching up has to be gained."""
 
@@ -81,14 +83,18 @@ class DraftRoom(NamedTuple):
     """Pages left after decode rows have theirs."""
 
 
-Candidate = tuple[float, Request, int, int, float]
-"""A draft that a step may have: the probability that it is kept; its request; its position in the
-row, from 1; pages that it opens, 0 or 1; seconds in which the draft model would catch up on the
-row, 0 for all but the first draft of a row. A plain tuple, since a step makes thousands."""
-CHANCE: Final = 0
-NUMBER: Final = 2
-OPENS: Final = 3
-"""Places in a `Candidate`: its probability, its position, and the pages that it opens."""
+Candidate = tuple[float, float, Request, int, int, int]
+"""A draft that a step may have: its worth, which is its probability per second of its price, and
+never more than that of the draft before it; the probability that it is kept; its request; its
+position in the row, from 1; pages that it opens, 0 or 1; tokens on which the draft model would
+catch up, 0 for all but the first draft of a row. A plain tuple, since a step makes thousands."""
+WORTH: Final = 0
+CHANCE: Final = 1
+REQUEST: Final = 2
+NUMBER: Final = 3
+OPENS: Final = 4
+LACKED: Final = 5
+"""Places in a `Candidate`."""
 
 
 @dataclass(slots=True)
@@ -220,9 +226,10 @@ class Speculation:
     def _follow(self, running: Sequence[Request]) -> None:
         """Looks up the drafts of rows, and compares the previous drafts with the drawn tokens.
         Forgets rows that have gone."""
-        known, self._rows, most = self._rows, {}, self._settings.draft_tokens
+        known, most = self._rows, self._settings.draft_tokens
+        rows = self._rows = {}
         for request in running:
-            row = self._rows[request] = known.get(request) or self._new_row(request)
+            row = rows[request] = known.get(request) or self._new_row(request)
             row.follow(request.token_ids, most)
 
     def _index_prompts(self) -> None:
@@ -245,31 +252,28 @@ class Speculation:
             row.chance = self._chance
         return row
 
-    def _lag_seconds(self, request: Request) -> float:
-        """Predicted time for the draft model to catch up on a row."""
-        return self._lag.token_seconds * _lag_tokens(request) if self._lags else 0.0
-
     def _add_probes(self, step: StepDrafts, room: DraftRoom) -> None:
         """Adds probes for all rows that have waited long enough, once earlier losses are paid back:
         a pass of the draft model takes little more for several rows. Rows that lack too many tokens
         are left out."""
         if not self._settings.draft_model:
             return
-        rows = [(r, row) for r, row in self._rows.items() if r.remaining_tokens > 1]
-        again = [request for request, row in rows if row.probe_again]
-        waited = [request for request, row in rows if row.has_waited]
+        rows = self._rows.items()
+        chosen = [r for r, row in rows if row.probe_again and r.remaining_tokens > 1]
+        again = bool(chosen)
+        if not again:
+            if self._lag.credit_seconds < 0:
+                return
+            chosen = [r for r, row in rows if row.has_waited and r.remaining_tokens > 1]
         most = max(self._lag.credit_seconds, PROBE_STEPS * self._time.seconds(1, 0))
-        if again:
-            waited = again
-        elif self._lag.credit_seconds < 0:
-            return
         lag = 0.0
-        for request in sorted(waited, key=_lag_tokens):
-            lag += self._lag_seconds(request)
+        for request in sorted(chosen, key=_lag_tokens):
+            lacked = _lag_tokens(request) if self._lags else 0
+            lag += lacked * self._lag.token_seconds
             step.passes = 1
             place, size = request.computed_tokens + 1, self._settings.page_size
             opens = int(place >= len(request.page_ids) * size and not place % size)
-            probe = (0.0, request, 1, opens, 0.0)
+            probe = (0.0, 0.0, request, 1, opens, lacked)
             if (lag > most and not again) or not self._adds(step, probe, room):
                 break
             self._probes.append(request)
@@ -299,29 +303,33 @@ class Speculation:
         """Expected tokens per second. The cost of catching up is spread, because it is gained
         later."""
         seconds = self._time.seconds(step.tokens, step.passes)
-        lag = 0.0
-        if self._lags:
-            lag = sum(map(self._lag_seconds, (*step.counts, *step.catching_up)))
+        lag = step.lacked * self._lag.token_seconds
         return step.expected / (seconds + lag / PAID_BACK_WITHIN)
 
     def _candidates(self, probes: StepDrafts, most: int) -> list[Candidate]:
-        """Possible drafts of all rows, the most likely first. A row's second draft counts only if
-        its first is right, and so on."""
-        least, size = self._least_chance(probes), self._settings.page_size
+        """Possible drafts of all rows, those that are worth most first. A row's second draft counts
+        only if its first is right, and so on."""
+        least, size, lags = self._least_chance(probes), self._settings.page_size, self._lags
+        token_seconds = self._time.token_seconds or LEAST_PRICE_SECONDS
+        lag_seconds = self._lag.token_seconds / PAID_BACK_WITHIN
         candidates: list[Candidate] = []
         for request, row in self._rows.items():
-            if not row.drafts or row.chance < LEAST_CHANCE or request in self._probes:
+            right = chance = row.chance
+            if not row.drafts or chance < LEAST_CHANCE or request in probes.counts:
                 continue
-            chance, lag = row.chance, self._lag_seconds(request)
-            place, capacity = request.computed_tokens, len(request.page_ids) * size
-            for number in range(1, min(len(row.drafts), request.remaining_tokens - 1) + 1):
+            full = len(request.page_ids) * size - request.computed_tokens
+            lacked = _lag_tokens(request) if lags else 0
+            worth = chance / (token_seconds + lacked * lag_seconds)
+            drafts, left = len(row.drafts), request.remaining_tokens - 1
+            for number in range(1, (drafts if drafts < left else left) + 1):
                 if chance < least:
                     break
-                place += 1
-                opens = int(place >= capacity and not place % size)
-                candidates.append((chance, request, number, opens, lag))
-                chance, lag = chance * row.chance, 0.0
-        candidates.sort(key=itemgetter(CHANCE), reverse=True)
+                opens = number >= full and not (number - full) % size
+                candidates.append((worth, chance, request, number, opens, lacked))
+                chance, lacked = chance * right, 0
+                if (alone := chance / token_seconds) < worth:
+                    worth = alone
+        candidates.sort(key=itemgetter(WORTH), reverse=True)
         # More candidates than there is room for, since some may open a page or lack too many
         # tokens.
         return candidates[: max(0, 2 * most)]
@@ -348,33 +356,26 @@ class Speculation:
         step.passes = max(passes, probes.passes)
         known, token_seconds, counts = self._time.known, self._time.token_seconds, step.counts
         begun = self._time.seconds(step.tokens, step.passes) - step.tokens * token_seconds
-        drafts_left = min(room.rows, room.tokens) - step.drafted
-        fit = len(candidates) <= min(drafts_left, room.pages - step.pages)
-        if known and fit and not (self._lags or self._target):
+        if known and not self._target:
             listed = [candidate for candidate in candidates if candidate[NUMBER] <= most]
-            return _with_paying(step, listed, begun, token_seconds)
+            if _adds_paying(step, listed, room, begun, token_seconds):
+                return step
         for candidate in candidates:
-            chance, request, number, _, lag = candidate
+            worth, _, request, number, _, _ = candidate
             if number > most or number != counts.get(request, 0) + 1:
                 continue
-            if known:
-                seconds = begun + step.tokens * token_seconds
-                price = token_seconds + lag / PAID_BACK_WITHIN
-                if chance * seconds <= step.expected * price:
-                    if lag:
-                        continue
-                    break
+            if known and worth * (begun + step.tokens * token_seconds) <= step.expected:
+                break
             self._adds(step, candidate, room)
         return step
 
     def _adds(self, step: StepDrafts, candidate: Candidate, room: DraftRoom) -> bool:
         """Gives a row one more draft, if there is room and the promise is kept. If the draft model
         lacks more of the row's tokens than a step has room for, it only catches up in this step."""
-        chance, request, number, opens, _ = candidate
+        _, chance, request, number, opens, lacked = candidate
         left = room.tokens - step.drafted - step.lacked
         if step.drafted >= room.rows or left < 1 or step.pages + opens > room.pages:
             return False
-        lacked = _lag_tokens(request) if self._lags and number == 1 else 0
         if self._target:
             lag_seconds = (step.lacked + min(lacked, left)) * self._lag.token_seconds
             seconds = self._time.at_most(step.tokens + 1, step.passes) + lag_seconds
@@ -400,25 +401,34 @@ class Speculation:
             step.expected += chance
 
 
-def _with_paying(
-    step: StepDrafts, candidates: Sequence[Candidate], begun: float, token_seconds: float
-) -> StepDrafts:
-    """The step with its candidates that pay, where there is room for all of them. Each one that
-    pays makes the next one's price higher, so they are the first ones."""
-    chances = [candidate[CHANCE] for candidate in candidates]
-    expected = list(accumulate(chances, initial=step.expected))
+def _adds_paying(
+    step: StepDrafts,
+    candidates: Sequence[Candidate],
+    room: DraftRoom,
+    begun: float,
+    token_seconds: float,
+) -> bool:
+    """Adds the candidates that pay, if there is room for all of them. Each one that pays makes the
+    next one's price higher, so they are the first ones."""
+    chances: Iterable[float] = map(itemgetter(CHANCE), candidates)
+    expected = [*accumulate(chances, initial=step.expected)]
 
     def costs_more(number: int) -> bool:
         """Whether the candidate after the first `number` lowers the tokens per second."""
         seconds = begun + (step.tokens + number) * token_seconds
-        return chances[number] * seconds <= expected[number] * token_seconds
+        return candidates[number][WORTH] * seconds <= expected[number]
 
     paying = bisect_left(range(len(candidates)), True, key=costs_more)
-    step.counts |= {request: number for _, request, number, _, _ in candidates[:paying]}
-    step.tokens, step.drafted = step.tokens + paying, step.drafted + paying
-    step.pages += sum([candidate[OPENS] for candidate in candidates[:paying]])
-    step.expected = expected[paying]
-    return step
+    drafts = candidates[:paying]
+    pages = step.pages + sum(map(itemgetter(OPENS), drafts))
+    lacked = step.lacked + sum(map(itemgetter(LACKED), drafts))
+    drafted = step.drafted + paying
+    if drafted > room.rows or drafted + lacked > room.tokens or pages > room.pages:
+        return False
+    step.counts |= map(itemgetter(REQUEST, NUMBER), drafts)
+    step.drafted, step.pages, step.lacked = drafted, pages, lacked
+    step.tokens, step.expected = step.tokens + paying, expected[paying]
+    return True
 
 
 def _lag_tokens(request: Request) -> int:

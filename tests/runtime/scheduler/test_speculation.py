@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from math import inf
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -16,6 +16,7 @@ from sluice_runtime.scheduler.cost_model import StepTime
 from sluice_runtime.scheduler.kv_allocator import KvAllocator, PageAllocator
 from sluice_runtime.scheduler.request import request_from
 from sluice_runtime.scheduler.request_table import RequestTable
+from sluice_runtime.scheduler.row_drafts import DraftedRow, ModelDrafts
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import StepTarget
 from sluice_runtime.scheduler.speculation import DraftRoom, Speculation, StepDrafts
@@ -24,6 +25,9 @@ from sluice_runtime.wire.messages import Grammar, Sampling
 from tests.examples import examples
 from tests.runtime.scheduler.building import Bench, request, settings_of
 from tests.runtime.scheduler.fake_runner import answer_to
+
+AMPLE_ROOM = DraftRoom(99, 99, 99)
+LITTLE_ROOM = DraftRoom(2, 99, 99), DraftRoom(99, 5, 99), DraftRoom(99, 99, 1)
 
 
 def bench_of(overlap: bool = False, **changed: Any) -> Bench:
@@ -324,36 +328,43 @@ class Clocked:
 
 
 @given(
-    chances=st.lists(st.floats(0.1, 1.0), min_size=1, max_size=12),
-    token_seconds=st.floats(1e-6, 1e-2),
+    rows=st.lists(st.tuples(st.floats(0.1, 1.0), st.integers(0, 3)), min_size=1, max_size=12),
+    token_seconds=st.floats(1e-6, 1e-3),
+    lag_seconds=st.floats(0, 1e-3),
     most=st.integers(1, 4),
+    room=st.sampled_from([AMPLE_ROOM, *LITTLE_ROOM]),
 )
 @examples(60)
 def test_drafts_that_pay_are_those_that_pay_one_by_one(
-    chances: list[float], token_seconds: float, most: int
+    rows: list[tuple[float, int]],
+    token_seconds: float,
+    lag_seconds: float,
+    most: int,
+    room: DraftRoom,
 ) -> None:
-    settings = settings_of(draft_tokens=4)
+    """`rows`: for each the probability that a draft is right, and the tokens that the draft model
+    lacks. Where there is room for all, no draft is looked at alone."""
+    settings = settings_of(draft_tokens=4, draft_model=True, page_size=4)
     pool, table = PageAllocator(256), RequestTable(16)
     speculation = Speculation(settings, table, KvAllocator(settings, pool, lambda: 0.0))
     for tokens in [1, 8] * 20:
         speculation._time.observe(tokens, 0, 0.01 + tokens * token_seconds)
     assert speculation._time.known
-    rows = [request_from(request(str(n), 8, 30), 30) for n in range(len(chances))]
-    for row in rows:
-        row.computed_tokens = row.draft_computed_tokens = 8
-        row.page_ids = [0]
-    candidates = [
-        (chance**number, row, number, 0, 0.0)
-        for row, chance in zip(rows, chances, strict=True)
-        for number in range(1, 5)
-    ]
-    candidates.sort(key=itemgetter(0), reverse=True)
-    step, room = StepDrafts(len(rows), len(rows)), DraftRoom(99, 99, 99)
-    at_once = speculation._filled(step, candidates, room, 0, most)
-    speculation._lags = True  # of no token: only the way is another
-    one_by_one = speculation._filled(step, candidates, room, 0, most)
-    assert at_once.counts == one_by_one.counts
-    assert (at_once.tokens, at_once.drafted) == (one_by_one.tokens, one_by_one.drafted)
+    speculation._lag.observe(1, lag_seconds)
+    for number, (chance, lacked) in enumerate(rows):
+        row = request_from(request(str(number), 8, 30), 30)
+        row.computed_tokens, row.draft_computed_tokens, row.page_ids = 6, 6 - lacked, [0, 1]
+        speculation._rows[row] = DraftedRow(ModelDrafts(), chance, (NO_TOKEN,) * 4)
+    step = StepDrafts(len(rows), len(rows))
+    candidates = speculation._candidates(step, 99)
+    with pytest.MonkeyPatch.context() as patch:
+        if room is AMPLE_ROOM:
+            patch.delattr(Speculation, "_adds")
+        at_once = speculation._filled(step, candidates, room, most, most)
+    speculation._target = StepTarget(inf, 0.99)  # always kept: only the way is another
+    one_by_one = speculation._filled(step, candidates, room, most, most)
+    totals = attrgetter("counts", "tokens", "drafted", "lacked", "pages")
+    assert totals(at_once) == totals(one_by_one)
     assert at_once.expected == pytest.approx(one_by_one.expected)
 
 
