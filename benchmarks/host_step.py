@@ -109,7 +109,7 @@ class Model:
         TORCH,
         reads_whole_pages=False,
         sample_rows=lambda logits, *_: torch.full((len(logits),), TOKEN),
-        decode_inputs=lambda *tensors: tensors[5].fill_(TOKEN),
+        decode_inputs=lambda step: step.token_ids.fill_(TOKEN),
     )
 
     def hidden(self, token_ids: Tensor, *_: Any) -> Tensor:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from sluice_kernels import flashinfer_ahead
+from sluice_kernels.reference import DecodeTensors
 from sluice_kernels.triton import operators
 from sluice_runtime.engine.sampling.draw import Ranked, Restrictions, RowsOf, SamplingRows, sample
 from sluice_runtime.engine.sampling.memory import rows_at_once
@@ -183,9 +184,9 @@ def listed(rows: int) -> Figure:
     indices = torch.zeros(part.plan.pages, dtype=torch.int32, device=GPU)
     read = row.int(), lengths.int(), indptr, table, begins
     written = [torch.zeros_like(row) for _ in range(4)]
-    arguments: tuple[Any, ...] = (*read, *written, indices, PAGE, PAGES)
+    step = DecodeTensors(*read, *written, indices, PAGE, PAGES)
     ways: dict[str, Call] = {
-        "ours": partial(operators.decode_inputs, *arguments),
+        "ours": partial(operators.decode_inputs, step),
         "torch": partial(page_indices, where, part, PAGE),
     }
     return Figure(f"decode_inputs.{rows}", 12 * part.plan.pages, ways)

@@ -6,6 +6,8 @@ Shapes: n tokens of a step, flat over its rows; h heads, k key heads, d numbers 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -135,38 +137,48 @@ def draw(logits: Tensor, temperatures: Tensor, uniforms: Tensor, greedy_below: f
     return tokens.masked_fill(~finite, -1)
 
 
-def decode_inputs(
-    rows: Tensor,
-    contexts: Tensor,
-    indptr: Tensor,
-    page_table: Tensor,
-    last_tokens: Tensor,
-    token_ids: Tensor,
-    positions: Tensor,
-    pages: Tensor,
-    offsets: Tensor,
-    indices: Tensor,
-    page_size: int,
-    padding_page: int,
-) -> None:
-    """Inputs of a decode step of b rows: each row's last token, with its position, page and offset,
-    and the list of all rows' pages.
+class DecodeTensors(NamedTuple):
+    """What `decode_inputs` reads and writes in a step of b rows. Row `rows` of the table, after its
+    last one, is padding: its token goes to the padding page, the only page that it lists."""
 
-    Read: rows, contexts [b] and indptr [b + 1] of int32; page_table [rows, most pages];
-    last_tokens [rows + 1]. Row `rows` of the table is padding: its token goes to the padding page,
-    the only page that it lists. Written: token_ids, positions, pages, offsets [b] of int64; pages
-    [indptr[i], indptr[i + 1]) of row i in indices, int32.
-    """
-    table = torch.cat((page_table, torch.full_like(page_table[:1], padding_page)))
-    last = contexts.long() - 1
-    token_ids.copy_(last_tokens[rows.long()])
-    positions.copy_(last)
-    pages.copy_(table[rows.long(), last // page_size])
-    offsets.copy_(last % page_size)
-    counts = indptr.diff().long()
-    of_page = torch.repeat_interleave(counts)
-    place = torch.arange(len(of_page), device=rows.device) - indptr[:-1].long()[of_page]
-    indices[: len(of_page)] = table[rows.long()[of_page], place].int()
+    # Read.
+    rows: Tensor
+    """[b] int32: places in the table."""
+    contexts: Tensor
+    """[b] int32: tokens of each row."""
+    indptr: Tensor
+    """[b + 1] int32: pages [indptr[i], indptr[i + 1]) of the list are row i's."""
+    page_table: Tensor
+    """[rows, most pages] int64."""
+    last_tokens: Tensor
+    """[rows + 1] int64."""
+
+    # Written.
+    token_ids: Tensor
+    """[b] int64, as the next three."""
+    positions: Tensor
+    pages: Tensor
+    offsets: Tensor
+    indices: Tensor
+    """int32: the list of all rows' pages."""
+
+    page_size: int
+    padding_page: int
+
+
+def decode_inputs(step: DecodeTensors) -> None:
+    """Inputs of a decode step: each row's last token, with its position, page and offset, and the
+    list of all rows' pages."""
+    table, rows = step.page_table, step.rows.long()
+    table = torch.cat((table, torch.full_like(table[:1], step.padding_page)))
+    last = step.contexts.long() - 1
+    step.token_ids.copy_(step.last_tokens[rows])
+    step.positions.copy_(last)
+    step.pages.copy_(table[rows, last // step.page_size])
+    step.offsets.copy_(last % step.page_size)
+    of_page = torch.repeat_interleave(step.indptr.diff().long())
+    place = torch.arange(len(of_page), device=rows.device) - step.indptr[:-1].long()[of_page]
+    step.indices[: len(of_page)] = table[rows[of_page], place].int()
 
 
 def uniforms(seeds: Tensor, positions: Tensor) -> Tensor:

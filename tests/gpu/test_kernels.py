@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from sluice_kernels import reference
+from sluice_kernels.reference import DecodeTensors
 from sluice_kernels.triton import operators
 
 from benchmarks.turns import scaled
@@ -86,6 +87,5 @@ def test_inputs_of_decode_steps(rows: int) -> None:
 
     ours, theirs = written(), written()
     for kernel, tensors in ((operators, ours), (reference, theirs)):
-        arguments: tuple[Any, ...] = (*read, *tensors, PAGE, 1 << 20)
-        kernel.decode_inputs(*arguments)
+        kernel.decode_inputs(DecodeTensors(*read, *tensors, PAGE, 1 << 20))
     assert all(map(torch.equal, ours, theirs))

@@ -17,6 +17,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from sluice_kernels.reference import DecodeTensors
 from sluice_kernels.triton import calls
 from sluice_kernels.triton.calls import Program
 from sluice_kernels.triton.cubins import BUILT, write_folder
@@ -70,7 +71,8 @@ def decoding() -> Program:
     number, token = _meta(1, dtype=torch.int32), _meta(1, dtype=torch.int64)
     table = _meta(1, 1, dtype=torch.int64)
     read = number, number, number, table, token
-    return calls.decode_inputs(*read, token, token, token, token, number, 16, 1).program()
+    step = DecodeTensors(*read, token, token, token, token, number, page_size=16, padding_page=1)
+    return calls.decode_inputs(step).program()
 
 
 def _meta(*shape: int, dtype: torch.dtype) -> Tensor:

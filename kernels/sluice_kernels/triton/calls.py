@@ -13,6 +13,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from sluice_kernels.reference import DecodeTensors
+
 POINTERS: Final = {
     torch.float32: "*fp32",
     torch.float16: "*fp16",
@@ -108,32 +110,13 @@ def rotate_and_store(
     )
 
 
-def decode_inputs(
-    rows: Tensor,
-    contexts: Tensor,
-    indptr: Tensor,
-    page_table: Tensor,
-    last_tokens: Tensor,
-    token_ids: Tensor,
-    positions: Tensor,
-    pages: Tensor,
-    offsets: Tensor,
-    indices: Tensor,
-    page_size: int,
-    padding_page: int,
-) -> Call:
+def decode_inputs(step: DecodeTensors) -> Call:
     """See `reference.decode_inputs`."""
-    table_rows, most_pages = page_table.shape
-    read = {"rows": rows, "contexts": contexts, "indptr": indptr}
-    read |= {"page_table": page_table, "last_tokens": last_tokens}
-    written = {"token_ids": token_ids, "positions": positions, "pages": pages}
-    written |= {"offsets": offsets, "indices": indices}
+    table_rows, most_pages = step.page_table.shape
     return Call(
         kernel="decode_inputs",
-        grid=(len(rows), 1),
-        arguments={**read, **written}
-        | {"table_rows": table_rows, "most_pages": most_pages}
-        | {"page_size": page_size, "padding_page": padding_page},
+        grid=(len(step.rows), 1),
+        arguments=step._asdict() | {"table_rows": table_rows, "most_pages": most_pages},
         constants={"BLOCK": _LISTED_PAGES},
         warps=_LISTING_WARPS,
         multiples=(),

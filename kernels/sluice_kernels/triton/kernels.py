@@ -81,10 +81,10 @@ def decode_inputs(  # type: ignore[no-untyped-def]
     pages,
     offsets,
     indices,
-    table_rows,
-    most_pages,
     page_size,
     padding_page,
+    table_rows,
+    most_pages,
     BLOCK: tl.constexpr,  # noqa: N803
 ):
     """Program for one row, whose pages it lists BLOCK at a time."""

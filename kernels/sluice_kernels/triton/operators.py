@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from sluice_kernels.reference import DecodeTensors
 from sluice_kernels.triton import calls
 from sluice_kernels.triton.cubins import CubinFolder
 from sluice_kernels.triton.driver import CudaDriver, Launcher
@@ -34,24 +35,9 @@ def rotate_and_store(
     return cast(Tensor, operator(qkv, head_norm, eps, cos, sin, pool, layer, pages, offsets))
 
 
-def decode_inputs(
-    rows: Tensor,
-    contexts: Tensor,
-    indptr: Tensor,
-    page_table: Tensor,
-    last_tokens: Tensor,
-    token_ids: Tensor,
-    positions: Tensor,
-    pages: Tensor,
-    offsets: Tensor,
-    indices: Tensor,
-    page_size: int,
-    padding_page: int,
-) -> None:
+def decode_inputs(step: DecodeTensors) -> None:
     """See `reference.decode_inputs`."""
-    read = rows, contexts, indptr, page_table, last_tokens
-    written = token_ids, positions, pages, offsets, indices
-    torch.ops.sluice_triton.decode_inputs.default(*read, *written, page_size, padding_page)
+    torch.ops.sluice_triton.decode_inputs.default(*step)
 
 
 def sample_rows(
@@ -113,8 +99,9 @@ def _rotate_and_store(
     return queries
 
 
-def _decode_inputs(rows: Tensor, *others: Tensor | int) -> None:
-    _launch(calls.decode_inputs(rows, *others), rows.device)  # type: ignore[arg-type]
+def _decode_inputs(*step: Any) -> None:
+    tensors = DecodeTensors(*step)
+    _launch(calls.decode_inputs(tensors), tensors.rows.device)
 
 
 def _tokens(logits: Tensor, *_: Tensor) -> Tensor:

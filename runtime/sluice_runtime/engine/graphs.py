@@ -22,6 +22,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sluice_kernels.reference import DecodeTensors
 from torch import Tensor
 
 from sluice_runtime.engine.device import Device, HostNumbers
@@ -29,8 +30,6 @@ from sluice_runtime.kv.pool import PagePool
 from sluice_runtime.layers.attention import GraphAttention, GraphRows, RowNumbers, TokenLayout
 
 Int32 = NDArray[np.int32]
-DecodeInputs = Callable[..., None]
-"""See `sluice_kernels.reference.decode_inputs`."""
 Replay = Callable[[], None]
 """Function that computes a captured step again, from the present content of its tensors."""
 Capture = Callable[[Callable[[], None]], Replay]
@@ -83,7 +82,7 @@ class GraphParts:
 
     forward: Forward
     attention: Callable[[GraphRows], GraphAttention]
-    decode_inputs: DecodeInputs
+    decode_inputs: Callable[[DecodeTensors], None]
     sample: Callable[[Tensor, Tensor, Tensor], Tensor] | None
     """Function: (hidden states [b, h], rows, positions of the tokens: [b] int32) → tokens [b]. It
     also stores the tokens as the rows' last ones. None: sampling cannot be captured."""
@@ -343,7 +342,7 @@ class DecodeGraphs:
         read = *graph.rows, page_table, self._last_tokens
         written = *graph.inputs, self._inputs.indices
         self._inbox.send()
-        self._parts.decode_inputs(*read, *written, pool.page_size, pool.padding_page)
+        self._parts.decode_inputs(DecodeTensors(*read, *written, pool.page_size, pool.padding_page))
         graph.attention.plan(*step.host.plan(step.batch))
         self.replays += 1
 

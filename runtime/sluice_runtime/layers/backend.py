@@ -15,6 +15,7 @@ import torch
 from sluice_contract.base import ConfigError
 from sluice_contract.config.engine import AttentionBackend, KvCacheDtype, WeightDType
 from sluice_kernels import native
+from sluice_kernels.reference import DecodeTensors
 from torch import Tensor
 
 from sluice_runtime.errors import InvalidConfigError
@@ -69,7 +70,7 @@ class Backend:
     graph_wrappers: Callable[[PagePool, int], GraphWrappers] | None = None
     """Function of a pool and a number of query heads that makes attention which graphs can capture;
     None: unsupported."""
-    decode_inputs: Callable[..., None] | None = None
+    decode_inputs: Callable[[DecodeTensors], None] | None = None
     """Kernel that makes the inputs of such graphs: see `sluice_kernels.reference.decode_inputs`."""
 
 

@@ -122,7 +122,7 @@ def replace_kernels() -> None:
     for name, computed in (
         ("rotate_and_store", reference.rotate_and_store_padded),
         ("sample_rows", reference.sample_rows),
-        ("decode_inputs", reference.decode_inputs),
+        ("decode_inputs", lambda *step: reference.decode_inputs(reference.DecodeTensors(*step))),
     ):
         torch.library.impl(f"sluice_triton::{name}", "CPU")(computed)
 

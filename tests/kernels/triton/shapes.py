@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from sluice_kernels.reference import DecodeTensors
 from sluice_kernels.triton import calls
 from torch import Tensor
 
@@ -57,4 +58,5 @@ def decode_call(device: str = "meta") -> calls.Call:
     table = torch.zeros(TOKENS, PAGES, dtype=torch.int64, device=device)
     token = torch.zeros(TOKENS, dtype=torch.int64, device=device)
     read = int32(TOKENS), int32(TOKENS), int32(TOKENS + 1), table, table.view(-1)[: TOKENS + 1]
-    return calls.decode_inputs(*read, token, token, token, token, int32(99), PAGE, PAGES)
+    written = token, token, token, token, int32(99)
+    return calls.decode_inputs(DecodeTensors(*read, *written, PAGE, PAGES))
