@@ -61,21 +61,23 @@ class Piece(msgspec.Struct, frozen=True):
     reasoning_tokens: int = 0
     """Number of tokens found to be reasoning since the last piece."""
     calls: tuple[CallPart, ...] = ()
-    """Parts of tool calls; their source text is not in `text`."""
+    """Parts of tool calls, in order; their source text is not in `text`."""
     drawn_ids: tuple[int, ...] = ()
     """The ids of all `tokens`."""
     drawn_scores: tuple[TokenLogprob, ...] = ()
     """Logprobs of all `tokens`, if requested."""
 
     @property
-    def ongoing_calls(self) -> tuple[CallPart, ...]:
-        """Parts of a call that began in an earlier piece; they come before the text."""
-        return tuple(part for part in self.calls if part.call_id is None)
-
-    @property
-    def begun_calls(self) -> tuple[CallPart, ...]:
-        """Calls that begin in this piece; they come after the text."""
-        return tuple(part for part in self.calls if part.call_id is not None)
+    def text_and_calls(self) -> list[str | CallPart]:
+        """The text, in parts, and the calls, in the order in which they were generated."""
+        parts: list[str | CallPart] = []
+        sent = 0
+        for call in self.calls:
+            if text := self.text[sent : call.text_before]:
+                parts.append(text)
+                sent = call.text_before
+            parts.append(call)
+        return [*parts, text] if (text := self.text[sent:]) else parts
 
 
 def joined(pieces: Sequence[Piece]) -> Piece:

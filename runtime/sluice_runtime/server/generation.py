@@ -23,7 +23,7 @@ from sluice_runtime.server.engine_client import EngineClient
 from sluice_runtime.server.reasoning.parser import ReasoningParser
 from sluice_runtime.server.token_stream import TokenStream
 from sluice_runtime.server.token_text import TokenTexts
-from sluice_runtime.server.tools.calls import CallParser, whole_calls
+from sluice_runtime.server.tools.calls import CallParser
 from sluice_runtime.wire.messages import (
     FinishReason,
     Generate,
@@ -281,15 +281,16 @@ def _with_reasoning(piece: Piece, parser: ReasoningParser) -> Piece:
 def _with_calls(piece: Piece, parser: CallParser) -> Piece:
     """The piece with its tool calls parsed. A choice that stops and has calls finishes with
     `tool_calls`, unless a stop string cut the last one."""
-    parsed = parser.push(piece.text)
     if piece.finish_reason is None:
+        parsed = parser.push(piece.text)
         return replace(piece, text=parsed.text, calls=parsed.calls, in_text=False)
-    rest = parser.finish(cut=piece.finish_reason == "length" or piece.stop is not None)
+    cut = piece.finish_reason == "length" or piece.stop is not None
+    parsed = parser.finish(piece.text, cut=cut)
     called = parser.calls > 0 and piece.finish_reason == "stop" and not parser.open
     return replace(
         piece,
-        text=parsed.text + rest.text,
-        calls=whole_calls([*parsed.calls, *rest.calls]),
+        text=parsed.text,
+        calls=parsed.calls,
         finish_reason="tool_calls" if called else piece.finish_reason,
         in_text=False,
     )

@@ -17,6 +17,7 @@ from tests.runtime.server.test_reasoning_client import THOUGHT, thinking
 from tests.runtime.server.test_responses_resumed import (
     CALLS,
     EVERY,
+    TEXT_BETWEEN_CALLS,
     joined_anywhere,
     module_server,
     seen_at_every_byte,
@@ -91,8 +92,9 @@ STREAMED = pytest.mark.parametrize(
         body("abcdefghijkl") | {"max_tokens": 9},
         body("abcdefghijkl", stop_sequences=["zz", "hij"]),
         body(CALLS, tools=[WEATHER]),
+        body(TEXT_BETWEEN_CALLS, tools=[WEATHER]),
     ],
-    ids=["text", "cut", "stopped", "calls"],
+    ids=["text", "cut", "stopped", "calls", "text between calls"],
 )
 
 

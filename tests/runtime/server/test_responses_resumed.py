@@ -181,6 +181,7 @@ async def is_the_same_joined_anywhere(
 
 
 CALLS = f"Let me see.\n{TWO_CALLS}"
+TEXT_BETWEEN_CALLS = f"{TWO_CALLS}\nThen.\n{TWO_CALLS}\nDone."
 PATCH = {"type": "custom", "name": "patch"}
 _PATCHED = '<tool_call>\n{"name": "patch", "arguments": {"input": "+ \\"é\\"\\n"}}\n</tool_call>'
 TEXT_CALL = f"{_PATCHED}\n{TWO_CALLS}"
@@ -199,6 +200,7 @@ STREAMED = pytest.mark.parametrize(
             },
         ),
         (RESPONSES, {"input": CALLS, "tools": [WEATHER]}),
+        (RESPONSES, {"input": TEXT_BETWEEN_CALLS, "tools": [WEATHER]}),
         (RESPONSES, {"input": TEXT_CALL, "tools": [PATCH, WEATHER]}),
         (CHAT, {"messages": user(CALLS), "tools": [test_tools_client.WEATHER]}),
         (CHAT, {"messages": user("a€bc"), "logprobs": True}),
@@ -209,6 +211,7 @@ STREAMED = pytest.mark.parametrize(
         "text",
         "logprobs",
         "calls",
+        "text between calls",
         "text-calls",
         "chat-calls",
         "chat",

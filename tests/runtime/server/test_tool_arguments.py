@@ -396,7 +396,7 @@ def test_text_behind_a_call_does_not_part_it(route: str) -> None:
     begun = CallPart(0, '{"a": ', "c", "f")
     pieces = [
         Piece(0, "", 1, calls=(begun,)),
-        Piece(0, "Done", 4, calls=(CallPart(0, "1}"), CallPart(1, "{}", "d", "g"))),
+        Piece(0, "Done", 4, calls=(CallPart(0, "1}"), CallPart(1, "{}", "d", "g", 4))),
     ]
     events = [event for piece in pieces for event in writer.chunk(piece).events]
     kinds = [event["type"].removeprefix("response.") for event in events]

@@ -67,14 +67,10 @@ class MessageWriter:
         """The events for a piece; None when there is nothing to send."""
         self.usage.add(piece)
         events = [] if self._begun else self._beginning()
-        for call in piece.ongoing_calls:
-            events += self._call(call)
         if piece.reasoning:
             events += self._delta("thinking", piece.reasoning)
-        if piece.text:
-            events += self._delta("text", piece.text)
-        for call in piece.begun_calls:
-            events += self._call(call)
+        for part in piece.text_and_calls:
+            events += self._delta("text", part) if isinstance(part, str) else self._call(part)
         if piece.finish_reason is not None:
             self._stop_sequence = piece.stop
             reason = _REASONS[piece.finish_reason]

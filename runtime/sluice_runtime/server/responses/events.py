@@ -55,16 +55,12 @@ class ResponseWriter:
         """The events for a piece; None when there is nothing to send."""
         self.usage.add(piece)
         events = [] if self._begun else self._beginning()
-        for call in piece.ongoing_calls:
-            events += self._call(call)
         if piece.reasoning:
             events += self._reasoning(piece.reasoning)
         if piece.text or not isinstance(self._current, ReasoningItem):
             self._scores += piece.scores or ()
-        if piece.text:
-            events += self._text(piece.text)
-        for call in piece.begun_calls:
-            events += self._call(call)
+        for part in piece.text_and_calls:
+            events += self._text(part) if isinstance(part, str) else self._call(part)
         self._cut_off = self._cut_off or piece.finish_reason == "length"
         return NamedEvents(tuple(events)) if events else None
 

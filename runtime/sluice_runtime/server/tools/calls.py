@@ -28,6 +28,8 @@ class CallPart:
     call_id: str | None = None
     name: str | None = None
     """Set, like `call_id`, only on a call's first part."""
+    text_before: int = 0
+    """Characters of its piece's text that were generated before it."""
 
 
 class Parsed(NamedTuple):
@@ -49,6 +51,8 @@ class Calls:
         self._has_text = False
         self._draw_id = draw_id
         self._texts: list[str] = []
+        self._characters = 0
+        """Length of the texts."""
         self._parts: list[CallPart] = []
 
     def text(self, text: str) -> None:
@@ -57,10 +61,12 @@ class Calls:
             text = text.lstrip()
         self._has_text = self._has_text or bool(text)
         self._texts.append(text)
+        self._characters += len(text)
 
     def begin(self, name: str) -> None:
         """Begins the next call."""
-        self._parts.append(CallPart(self.begun, "", self._draw_id(), name))
+        id_ = self._draw_id()
+        self._parts.append(CallPart(self.begun, "", id_, name, self._characters))
         self.begun += 1
         self.open = True
 
@@ -88,7 +94,7 @@ class Calls:
     def taken(self) -> Parsed:
         """Returns and forgets what was collected."""
         parsed = Parsed("".join(self._texts), whole_calls(self._parts))
-        self._texts, self._parts = [], []
+        self._texts, self._parts, self._characters = [], [], 0
         return parsed
 
 
@@ -145,9 +151,11 @@ class CallParser:
         self._source.add(text)
         return self._read_on()
 
-    def finish(self, *, cut: bool = False) -> Parsed:
-        """Text and calls that were held back until the end. `cut`: the model was cut off, so
-        incomplete arguments stay incomplete; otherwise a call's arguments are completed."""
+    def finish(self, text: str = "", *, cut: bool = False) -> Parsed:
+        """Adds the last text; returns also what was held back until the end. `cut`: the model was
+        cut off, so incomplete arguments stay incomplete; otherwise a call's arguments are
+        completed."""
+        self._source.add(text)
         self._source.ended, self._source.cut = True, cut
         parsed = self._read_on()
         rest = self._source.rest()
