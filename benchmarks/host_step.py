@@ -22,6 +22,7 @@ from unittest.mock import patch
 
 import msgspec
 import torch
+from sluice_kernels.reference import DecodeTensors
 from sluice_runtime.engine.device import CPU, StreamDevice
 from sluice_runtime.engine.executors import PendingResult, StreamExecutor
 from sluice_runtime.engine.graphs import graph_batches
@@ -99,6 +100,11 @@ def flashinfer_without_kernels() -> Iterator[Any]:
         yield flashinfer
 
 
+def decode_inputs(step: DecodeTensors) -> None:
+    """Kernel that gives all rows one token."""
+    step.token_ids.fill_(TOKEN)
+
+
 class Model:
     """A model that computes nothing, in place of `model.decoder.Decoder`."""
 
@@ -109,7 +115,7 @@ class Model:
         TORCH,
         reads_whole_pages=False,
         sample_rows=lambda logits, *_: torch.full((len(logits),), TOKEN),
-        decode_inputs=lambda step: step.token_ids.fill_(TOKEN),
+        decode_inputs=decode_inputs,
     )
 
     def hidden(self, token_ids: Tensor, *_: Any) -> Tensor:

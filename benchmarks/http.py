@@ -32,6 +32,7 @@ from sluice_runtime.wire.messages import (
     Generate,
     Heartbeat,
     Load,
+    PlainTokens,
     StepResult,
     TokenDelta,
 )
@@ -191,10 +192,12 @@ def stand_in_engine(endpoint: str, pace_seconds: float, streams: int) -> None:
                 left.pop(message.request_id, None)
         stepping = bool(left) and (stepping or len(left) >= streams)
         began, step = time.monotonic(), step + stepping
-        deltas = [TokenDelta(id_, (97,), None if n > 1 else "length") for id_, n in left.items()]
+        ended = [TokenDelta(id_, (97,), "length") for id_, n in left.items() if n == 1]
         if stepping:
             left = {id_: n - 1 for id_, n in left.items() if n > 1}
-            link.send(StepResult(step, "DECODE", began, pace_seconds, 0.0001, deltas, LOAD))
+            plain = PlainTokens([*left], [97] * len(left))
+            times = began, pace_seconds, 0.0001
+            link.send(StepResult(step, "DECODE", *times, ended, LOAD, plain=plain))
             time.sleep(max(0.0, began + pace_seconds - time.monotonic()))
         else:
             link.send(Heartbeat(LOAD))

@@ -184,7 +184,8 @@ def listed(rows: int) -> Figure:
     indices = torch.zeros(part.plan.pages, dtype=torch.int32, device=GPU)
     read = row.int(), lengths.int(), indptr, table, begins
     written = [torch.zeros_like(row) for _ in range(4)]
-    step = DecodeTensors(*read, *written, indices, PAGE, PAGES)
+    arguments: tuple[Any, ...] = (*read, *written, indices, PAGE, PAGES)
+    step = DecodeTensors(*arguments)
     ways: dict[str, Call] = {
         "ours": partial(operators.decode_inputs, step),
         "torch": partial(page_indices, where, part, PAGE),

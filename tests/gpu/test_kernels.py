@@ -87,5 +87,6 @@ def test_inputs_of_decode_steps(rows: int) -> None:
 
     ours, theirs = written(), written()
     for kernel, tensors in ((operators, ours), (reference, theirs)):
-        kernel.decode_inputs(DecodeTensors(*read, *tensors, PAGE, 1 << 20))
+        arguments: tuple[Any, ...] = (*read, *tensors, PAGE, 1 << 20)
+        kernel.decode_inputs(DecodeTensors(*arguments))
     assert all(map(torch.equal, ours, theirs))

@@ -240,7 +240,10 @@ class EngineLoop:
         finished = self._clock.monotonic()
         self._pace.stepped(batch, since, computed, outcome.accepted_tokens)
         self._role.computed(outcome.finished_chunks)
-        deltas = self._deltas(outcome.deltas, computed)
+        special = self._deltas(outcome.special, computed)
+        plain, late = self._outbox.charge(outcome.plain)
+        if late:
+            special += self._deltas(late, computed)
         load_due = self._load_due(batch, finished)
         load = self._load_now() if load_due else self._known_load
         scheduler_seconds = pending.planned_seconds + (finished - computed)
@@ -251,9 +254,10 @@ class EngineLoop:
                 finished_seconds=computed,
                 step_seconds=computed - since + scheduler_seconds,
                 scheduler_seconds=scheduler_seconds,
-                deltas=deltas,
+                special=special,
                 load=load,
                 predicted_seconds=self._status.pace.predicted_seconds if load_due else 0.0,
+                plain=plain,
             )
         )
         self._log.step(batch, self._status, finished)

@@ -24,7 +24,7 @@ from typing import Final
 import msgspec
 from sluice_contract.config.accelerators import Accelerator
 
-from sluice_runtime.wire.messages import Heartbeat, Load, TokenDelta, TokenLogprob
+from sluice_runtime.wire.messages import Heartbeat, Load, PlainTokens, TokenDelta, TokenLogprob
 
 MAX_WITHHELD_TOKENS: Final = 4096
 STEP_LIMIT_SECONDS: Final = 600.0
@@ -90,6 +90,26 @@ class Outbox:
             account.credit -= len(delta.token_ids)
             return delta
         return self._pay(account, delta)
+
+    def charge(self, plain: PlainTokens) -> tuple[PlainTokens, list[TokenDelta]]:
+        """Splits tokens into those to send now, for which credit is taken, and those of requests
+        whose credit is used up: these are for `pass_on`."""
+        accounts = self._accounts
+        late: list[int] = []
+        for number, request_id in enumerate(plain.request_ids):
+            account = accounts.get(request_id)
+            if account is None:
+                continue
+            if account.credit > 0:  # so nothing is withheld
+                account.credit -= 1
+            else:
+                late.append(number)
+        if not late:
+            return plain, []
+        deltas, others = plain.deltas, set(late)
+        sent = [delta for number, delta in enumerate(deltas) if number not in others]
+        columns = [delta.request_id for delta in sent], [delta.token_ids[0] for delta in sent]
+        return PlainTokens(*columns), [deltas[number] for number in late]
 
     def overdrawn(self, request_id: str) -> bool:
         """Whether more tokens are withheld than allowed."""

@@ -26,7 +26,7 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from sluice_runtime.wire.messages import Sampling, TokenDelta, TokenLogprob
+from sluice_runtime.wire.messages import PlainTokens, Sampling, TokenDelta, TokenLogprob
 
 NO_TOKEN: Final = -1
 """Marker in place of a token id: the row's logits are not finite, so nothing could be drawn."""
@@ -362,8 +362,15 @@ class Preallocated(NamedTuple):
 class StepOutcome(NamedTuple):
     """Results for requests since the last call."""
 
-    deltas: list[TokenDelta]
+    special: list[TokenDelta]
+    """Results that are more than one token; they come before `plain` ones of their requests."""
+    plain: PlainTokens
     finished_chunks: tuple[FinishedChunk, ...] = ()
     """Empty unless `SchedulerSettings.report_chunks`."""
     accepted_tokens: int = 0
     """Drafts of the step that became part of answers."""
+
+    @property
+    def deltas(self) -> list[TokenDelta]:
+        """All results, in order."""
+        return self.special + self.plain.deltas

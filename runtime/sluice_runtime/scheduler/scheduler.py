@@ -56,7 +56,7 @@ from sluice_runtime.scheduler.retraction import RetractionPlan, plan_retraction
 from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.scheduler.speculation import Speculation
 from sluice_runtime.scheduler.status import Counts, Status, status_of
-from sluice_runtime.wire.messages import FinishReason, Generate, Refusal, TokenDelta
+from sluice_runtime.wire.messages import FinishReason, Generate, PlainTokens, Refusal, TokenDelta
 
 NOT_FINITE: Final = "the model's logits are not finite, so no token can be drawn"
 
@@ -209,14 +209,15 @@ class Scheduler:
         pending = self._pending.pop(batch.step)
         self._kv.landed(batch.step, result.copied)
         self._pacing.landed(batch, now)
-        accepted_tokens = 0
+        accepted_tokens, plain = 0, PlainTokens([], [])
         if result.error:
             self._step_failed(pending, result.error)
         else:
-            accepted_tokens = self._take_in(batch, pending, result)
+            accepted_tokens, plain = self._take_in(batch, pending, result)
         if self._speculation:
             self._speculation.landed(batch, self._pacing.step_seconds)
-        outcome = StepOutcome(self._deltas, tuple(self._finished_chunks), accepted_tokens)
+        chunks = tuple(self._finished_chunks)
+        outcome = StepOutcome(self._deltas, plain, chunks, accepted_tokens)
         self._deltas, self._finished_chunks = [], []
         return outcome
 
@@ -316,8 +317,11 @@ class Scheduler:
 
     # After a batch, and at a request's end.
 
-    def _take_in(self, batch: Batch, pending: StepInFlight, result: SampledTokens) -> int:
-        """Processes the tokens of a step; returns how many drafts answers keep."""
+    def _take_in(
+        self, batch: Batch, pending: StepInFlight, result: SampledTokens
+    ) -> tuple[int, PlainTokens]:
+        """Processes the tokens of a step; returns how many drafts answers keep, and plain
+        tokens."""
         rows = result.rows()
         for item, extend in zip(pending.prefill, batch.extend_rows, strict=True):
             self._prefilled(item, extend.token_ids, next(rows) if extend.samples else None)
@@ -326,11 +330,11 @@ class Scheduler:
             for request, drafts in zip(pending.verify, result.drafts_of(batch), strict=True)
         )
         if result.logprobs:
-            self._decoded_and_scored(pending.decode, rows)
-        else:
-            first = len(result.token_ids) - len(pending.decode)
-            self._decoded(pending.decode, result.token_ids[first:])
-        return accepted_tokens
+            for request, sampled in zip(pending.decode, rows, strict=True):
+                self._accept(request, sampled)
+            return accepted_tokens, PlainTokens([], [])
+        first = len(result.token_ids) - len(pending.decode)
+        return accepted_tokens, self._decoded(pending.decode, result.token_ids[first:])
 
     def _step_failed(self, pending: StepInFlight, error: str) -> None:
         """Ends all requests of the step; nothing that the step computed is shared."""
@@ -388,22 +392,20 @@ class Scheduler:
             self._kv.trim(request)
         return accepted
 
-    def _decoded_and_scored(self, requests: Sequence[Request], rows: Iterator[SampledRow]) -> None:
-        """Accepts the next token of each request, with scores."""
-        for request, sampled in zip(requests, rows, strict=True):
-            self._accept(request, sampled)
-
-    def _decoded(self, requests: Sequence[Request], token_ids: Sequence[int]) -> None:
-        """Accepts the next token of each request, without scores. Most tokens are simply
-        appended."""
-        deltas = self._deltas
+    def _decoded(self, requests: Sequence[Request], token_ids: Sequence[int]) -> PlainTokens:
+        """Accepts the next token of each request, without scores. Most tokens are simply appended;
+        returns these."""
+        plain_ids: list[str] = []
+        plain_tokens: list[int] = []
         for request, token in zip(requests, token_ids, strict=True):
             tokens = request.token_ids
             if token in request.special_tokens or len(tokens) >= request.fast_path_until_tokens:
                 self._accept(request, (token, None, None))
             else:
                 tokens.append(token)
-                deltas.append(TokenDelta(request.request_id, (token,)))
+                plain_ids.append(request.request_id)
+                plain_tokens.append(token)
+        return PlainTokens(plain_ids, plain_tokens)
 
     def _accept(self, request: Request, sampled: SampledRow) -> None:
         """Accepts a sampled token, unless its request has ended or is about to be dropped."""

@@ -127,9 +127,10 @@ def decoded(contexts: list[int], batch: int, page_size: int, block: int) -> None
         return [*columns, torch.full((int(indptr[-1]) + 3,), -5, dtype=torch.int32)]
 
     read, ours, theirs = (rows, lengths, indptr, table, last_tokens), written(), written()
-    step = DecodeTensors(*read, *ours, page_size, padding)
-    run(replace(calls.decode_inputs(step), constants={"BLOCK": block}))
-    reference.decode_inputs(DecodeTensors(*read, *theirs, page_size, padding))
+    arguments: tuple[Any, ...] = (*read, *ours, page_size, padding)
+    run(replace(calls.decode_inputs(DecodeTensors(*arguments)), constants={"BLOCK": block}))
+    wanted: tuple[Any, ...] = (*read, *theirs, page_size, padding)
+    reference.decode_inputs(DecodeTensors(*wanted))
     for mine, other in zip(ours, theirs, strict=True):
         assert torch.equal(mine, other), (mine, other)
     assert ours[4][-3:].tolist() == [-5] * 3, "only the listed pages are written"

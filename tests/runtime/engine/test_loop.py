@@ -110,6 +110,8 @@ def test_one_message_a_step_carries_all_tokens_and_the_load(
     turns(loop, 3)
     assert [step.mode for step in link.steps] == ["EXTEND", "DECODE", "DECODE"]
     assert [len(step.deltas) for step in link.steps] == [2, 2, 1]
+    assert link.steps[1].plain.request_ids == ["a"]
+    assert [delta.request_id for delta in link.steps[1].special] == ["b"]
     assert link.answer("a") == answer_to(range(5), 3)
     last = link.steps[-1]
     assert (last.load.figures.running_requests, last.load.figures.kv_pages_free) == (0, 2048)

@@ -29,6 +29,7 @@ from sluice_runtime.wire.messages import (
     Generate,
     Heartbeat,
     Load,
+    PlainTokens,
     Sampling,
     StepResult,
     ToApi,
@@ -44,6 +45,19 @@ from tests.runtime.scheduler.fake_runner import FakeRunner
 
 def delta(*tokens: int, reason: str | None = None) -> TokenDelta:
     return TokenDelta("a", tokens, reason)  # type: ignore[arg-type]
+
+
+def test_plain_tokens_are_sent_together_but_those_of_requests_without_credit() -> None:
+    outbox = Outbox()
+    for name, credit in (("a", 2), ("b", 1), ("c", 9)):
+        outbox.open(name, credit)
+    step = PlainTokens(["a", "b", "c", "unknown"], [1, 2, 3, 4])
+    assert outbox.charge(step) == (step, [])
+    sent, late = outbox.charge(step)
+    assert sent == PlainTokens(["a", "c", "unknown"], [1, 3, 4])
+    assert late == [TokenDelta("b", (2,))]
+    assert outbox.pass_on(late[0]) is None
+    assert outbox.grant("b", 1) == TokenDelta("b", (2,))
 
 
 def test_tokens_are_withheld_once_credit_is_spent_and_sent_with_the_next_grant() -> None:

@@ -32,6 +32,7 @@ from sluice_runtime.wire.messages import (
     HostCacheLoad,
     Load,
     LoadedAdapter,
+    PlainTokens,
     Refusal,
     RoleTaken,
     StepResult,
@@ -273,19 +274,22 @@ class FakeEngine:
         return StepResult(0, "IDLE", time.monotonic(), 0.0, 0.0, [delta], load(len(self._answers)))
 
     def _step(self, step: int, answers: list[_Answer]) -> StepResult:
-        deltas = []
+        special, plain = [], PlainTokens([], [])
         for answer in answers:
             request_id = answer.generate.request_id
             rest = CONTEXT_TOKENS if self.joined_at else 1
             delta = answer.next_delta(rest if answer.sent else self.joined_at or 1)
             if self.refuse_with:
                 delta = TokenDelta(request_id, (), "error", self.refuse_with, refusal=self.refusal)
-            deltas.append(delta)
+            if delta == TokenDelta(request_id, delta.token_ids[:1]):
+                plain.request_ids.append(request_id)
+                plain.token_ids.extend(delta.token_ids)
+            else:
+                special.append(delta)
             if delta.finish_reason:
                 del self._answers[request_id]
-        now = time.monotonic()
-        report = load(len(self._answers))
-        return StepResult(step, "DECODE", now, 0.001, 0.0001, deltas, report, predicted_seconds=0.5)
+        times, report = (time.monotonic(), 0.001, 0.0001), load(len(self._answers))
+        return StepResult(step, "DECODE", *times, special, report, 0.5, plain)
 
 
 def main() -> None:

@@ -30,6 +30,7 @@ from sluice_runtime.wire.messages import (
     Generate,
     Heartbeat,
     Load,
+    PlainTokens,
     Sampling,
     StepResult,
     ToApi,
@@ -62,9 +63,10 @@ async def test_messages_arrive_in_order_both_ways(endpoint: str) -> None:
     engine = EngineLink(endpoint)  # connects before the API process binds
     api = ApiLink(endpoint)
     generate = Generate("a", [1, 2], 5, Sampling(seed=2**62), [258], arrival_seconds=1.5)
-    step = StepResult(
-        1, "MIXED", 2.0, 0.1, 0.001, [TokenDelta("a", (7,)), TokenDelta("b", (8,), "stop")], LOAD
-    )
+    special = [TokenDelta("a", (7,)), TokenDelta("b", (8,), "stop")]
+    plain = PlainTokens(["a", "c"], [9, 10])
+    step = StepResult(1, "MIXED", 2.0, 0.1, 0.001, special, LOAD, plain=plain)
+    assert step.deltas == [*special, TokenDelta("a", (9,)), TokenDelta("c", (10,))]
     try:
         engine.send(READY)
         engine.send(step)
