@@ -29,8 +29,9 @@ from sluice_runtime.engine.build import Engine, build_engine
 from sluice_runtime.engine.sizing.plan import resolved
 from sluice_runtime.model.adapters import adapter_key
 from sluice_runtime.model.files import resolve
-from sluice_runtime.wire.messages import Generate, Sampling
+from sluice_runtime.wire.messages import Generate, Grammar, Sampling
 
+from benchmarks import structured
 from benchmarks.cpu_serving import as_an_engine_process, write_model
 from benchmarks.speculation import write_draft
 
@@ -48,6 +49,8 @@ GREEDY = Sampling(temperature=0.0)
 DRAFTS = 4
 ADAPTER_RANK = 8
 STREAM_TOKENS = 200
+CODES = "([A-Z]{2}-[0-9]{4}, )+"
+"""Grammar of the answers that have one."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ def observe_prompt(
     """The gaps of the streams during `prompt`; see `observe`."""
     names = start_streams(engine, turn, STREAM_TOKENS, clock, feature)
     long = f"{turn}-long"
-    engine.scheduler.add(structs.replace(Generate(long, prompt, 4, GREEDY), **feature.fields))
+    _add(engine, structs.replace(Generate(long, prompt, 4, GREEDY), **feature.fields))
     observed, arrived = Observed(), clock()
     last = dict.fromkeys(names, arrived)
     while True:
@@ -126,6 +129,7 @@ def observe_prompt(
             break
     for name in (*names, long):
         engine.scheduler.abort(name)
+        engine.grammars.ended(name)
     while engine.scheduler.status().running_requests:
         step(engine, clock)
     engine.scheduler.next_batch(clock())
@@ -139,11 +143,22 @@ def start_streams(
     names = [f"{turn}-{index}" for index in range(STREAMS)]
     for index, name in enumerate(names):
         message = Generate(name, [index + 1] * 64, tokens, GREEDY, ignore_eos=True)
-        engine.scheduler.add(structs.replace(message, **feature.fields))
+        _add(engine, structs.replace(message, **feature.fields))
     decoding: set[str] = set()
     while len(decoding) < STREAMS:
         decoding |= step(engine, clock)[1]
     return names
+
+
+def _add(engine: Engine, message: Generate) -> None:
+    """Adds a request, once its grammar is compiled if it has one."""
+    if message.grammar is None:
+        engine.scheduler.add(message)
+        return
+    engine.grammars.add(message)
+    while not (ready := engine.grammars.released().ready):
+        time.sleep(0.0002)
+    engine.scheduler.add(ready[0])
 
 
 def step(engine: Engine, clock: Clock) -> tuple[bool, set[str]]:
@@ -151,6 +166,7 @@ def step(engine: Engine, clock: Clock) -> tuple[bool, set[str]]:
     batch = engine.scheduler.next_batch(clock())
     assert batch is not None
     result = engine.executor(overlap=False).launch(batch)()
+    assert not engine.grammars.given_up(batch.step)
     deltas = engine.scheduler.process(batch, result, clock()).deltas
     return bool(batch.extend_rows), {delta.request_id for delta in deltas if delta.token_ids}
 
@@ -176,13 +192,16 @@ def learn(engine: Engine, prompt: int, clock: Clock, feature: Feature = NOTHING)
 
 
 def features(folder: Path) -> dict[str, Feature]:
-    """What may be on, for the model in `folder`. Grammars are not: the model has no tokenizer."""
+    """What may be on, for the model in `folder`, which gets a tokenizer for the grammar."""
     draft, adapter = folder / "draft", folder / "adapter"
     write_draft(folder, draft)
     write_adapter(folder, adapter)
     ngram = {"method": "NGram", "tokens": DRAFTS}
     drafting = {"method": "Draft", "tokens": DRAFTS, "draft": {"uri": str(draft)}}
     lora = {"adapters": ({"name": "lora", "uri": str(adapter)},)}
+    tokens = json.loads((folder / "config.json").read_text())["vocab_size"]
+    structured.save(folder, tokens)
+    grammar = Grammar("regex", CODES, [tokens - 1], "regex", min_tokens=STREAM_TOKENS)
     return {
         "nothing": NOTHING,
         "ngram": Feature({"speculation": ngram}),
@@ -191,6 +210,7 @@ def features(folder: Path) -> dict[str, Feature]:
         "penalties": Feature(fields={"sampling": Sampling(temperature=0.0, presence_penalty=0.5)}),
         "logprobs": Feature(fields={"logprobs": 5}),
         "adapter": Feature(lora, {"adapter": adapter_key("lora", adapter)}),
+        "grammar": Feature(fields={"grammar": grammar}),
     }
 
 
@@ -227,6 +247,7 @@ def compare_features(
         figure = f"interference.slo_with.{name}"
         report(f"{figure}.p99_gap_of_target", p99 / milliseconds, "x", keeps=p99 <= milliseconds)
         report(f"{figure}.first_token_of_the_prompt", ttft, "ms")
+        engine.grammar_compiler.close()
         if engine.host_cache is not None:
             engine.host_cache.close()
 

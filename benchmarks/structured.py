@@ -58,15 +58,16 @@ GRAMMARS: Final[Mapping[str, tuple[GrammarKind, Any]]] = {
 }
 
 
-def vocabulary() -> list[bytes]:
-    """All bytes, then words as a tokenizer of code and prose has them."""
+def vocabulary(tokens: int) -> list[bytes]:
+    """All bytes, then words as a tokenizer of code and prose has them; the last of so many tokens
+    is no word."""
     draw = random.Random(1)
     words = dict.fromkeys(bytes([value]) for value in range(256))
     for length in range(2, 64):
         words |= dict.fromkeys(c * length for c in (b" ", b"\n", b"0", b"a"))
     for mark in ('{"', '":', '": "', '", "', '"},', '": {"', '": [', "}\n", '","', "{}", "[]"):
         words[mark.encode()] = None
-    while len(words) < TOKENS - 1:
+    while len(words) < tokens - 1:
         word = "".join(
             draw.choice("etaoinshrdlucmfwypvbgkjqxz") for _ in range(draw.randint(2, 10))
         )
@@ -75,10 +76,10 @@ def vocabulary() -> list[bytes]:
     return list(words)
 
 
-def save(folder: Path) -> None:
-    """A model's folder with this vocabulary and nothing else."""
+def save(folder: Path, tokens: int = TOKENS) -> None:
+    """Writes the tokenizer of a model with this vocabulary."""
     symbols = {value: symbol for symbol, value in BYTE_OF_SYMBOL.items()}
-    spelled = ["".join(symbols[value] for value in word) for word in vocabulary()]
+    spelled = ["".join(symbols[value] for value in word) for word in vocabulary(tokens)]
     tokenizer = {
         "version": "1.0",
         "added_tokens": [],
@@ -101,7 +102,6 @@ def save(folder: Path) -> None:
         },
     }
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    (folder / "config.json").write_text(json.dumps({"vocab_size": TOKENS}))
 
 
 def measured(
@@ -156,6 +156,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         save(Path(folder))
+        Path(folder, "config.json").write_text(json.dumps({"vocab_size": TOKENS}))
         with closing(compiler_of(resolve(folder), TOKENS)) as compiler:
             matchers = Matchers(TOKENS, threads=2)
             queue = GrammarQueue(compiler, matchers, max(16, options.rows))

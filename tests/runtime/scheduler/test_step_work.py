@@ -4,12 +4,13 @@ share: work is counted in elements, where it is done."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from msgspec import structs
+from sluice_runtime.grammar.masks import Matcher, Matchers
 from sluice_runtime.scheduler import host_tier, prefix_node, request_table, retraction
 from sluice_runtime.scheduler import request as request_module
 from sluice_runtime.scheduler.admission_bounds import JOINED_PAGES
@@ -24,6 +25,7 @@ from sluice_runtime.scheduler.settings import HostPages, StepTarget
 from sluice_runtime.scheduler.speculation import Speculation
 from sluice_runtime.wire.messages import Generate, Grammar, Sampling, TokenLogprob
 
+from tests.runtime.grammar.drawing import SIZE, compiled_of
 from tests.runtime.scheduler.building import request, settings_of
 
 PREFIX = [n * n % 1009 for n in range(32_000)]
@@ -51,7 +53,7 @@ FEATURES = {
     "logprobs": Joining(fields={"logprobs": 2}),
     "penalties": Joining(fields={"sampling": Sampling(presence_penalty=0.5)}),
     "adapter": Joining({"max_adapters": 2}, {"adapter": "sql"}),
-    "grammar": Joining(fields={"grammar": Grammar("regex", "a*", [1], "regex")}),
+    "grammar": Joining(fields={"grammar": Grammar("regex", "\x07*", [SIZE], "regex")}),
     "resumed": Joining(fields={"generated_ids": [7] * 50}),
     "chunks are told": Joining({"report_chunks": True}),
     "prompts computed elsewhere": Joining({"report_chunks": True}, elsewhere=True),
@@ -71,6 +73,11 @@ class Engine:
         self.scheduler.take_adapters({"sql": ""})
         self._work: Counter[str] = Counter()
         self._scores = False
+        self._matchers = Matchers(SIZE)
+        self._lengths: dict[int, int] = {}
+        """Tokens of each row."""
+        self._count(monkeypatch, Matcher, "_take", lambda _: 1)
+        self._count(monkeypatch, Matcher, "_mask", lambda _: 1)
         self._count(monkeypatch, NGramIndex, "extend", lambda indexed: indexed)
         self._count(monkeypatch, Speculation, "_candidates", len)
         self._count(monkeypatch, PageAllocator, "allocate", len)
@@ -95,6 +102,8 @@ class Engine:
         """Counts what it takes beyond reading the request's own tokens."""
         (self.scheduler.add_remote if elsewhere else self.scheduler.add)(message)
         self._work["key_of"] -= len(message.prompt_ids) + len(message.generated_ids)
+        if grammar := message.grammar:
+            self._matchers.open(message, compiled_of(grammar.kind, grammar.text))
 
     def step(self, now: float) -> tuple[Batch | None, Counter[str]]:
         """The next batch, and what it took to make it and to take its results in, with what was
@@ -106,8 +115,9 @@ class Engine:
             work = self._work.copy()
             self._work.clear()
             return None, work
-        drawn = [extend.row for extend in batch.extend_rows if extend.samples]
-        tokens = (7,) * (len(drawn) + batch.draft_tokens + batch.answering_rows)
+        tokens = (7,) * len(batch.sampling_rows)
+        if self._matchers.used:
+            self._follow_grammars(batch, tokens)
         self._scores |= any(added.logprobs >= 0 for added in batch.added_rows)
         scores = (TokenLogprob(7, -1.0, 1, []),) * len(tokens) if self._scores else ()
         self.scheduler.process(batch, SampledTokens(batch.step, tokens, scores), now + 0.01)
@@ -117,6 +127,18 @@ class Engine:
         if batch.host_copies:
             work["copies"] = len(batch.host_copies.saved) + len(batch.host_copies.loaded)
         return batch, work
+
+    def _follow_grammars(self, batch: Batch, tokens: Sequence[int]) -> None:
+        """Masks the rows that have a grammar, as the runner does, and gives them their tokens."""
+        self._matchers.follow(batch)
+        for extend in batch.extend_rows:
+            self._lengths[extend.row] = extend.start + len(extend.token_ids)
+        for row in batch.decode_rows:
+            self._lengths[row] += 1
+        rows = batch.sampling_rows
+        self._matchers.masks(rows, [self._lengths[row] for row in rows])
+        self._matchers.accepting(rows)(tokens)
+        assert not self._matchers.take_given_up(batch.step)
 
     def run(self, steps: int, begin: float) -> list[tuple[Batch | None, Counter[str]]]:
         return [self.step(begin + 0.02 * number) for number in range(steps)]
