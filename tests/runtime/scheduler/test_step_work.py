@@ -6,10 +6,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import pytest
 from msgspec import structs
+from sluice_runtime.grammar.constraint import CompiledGrammar
 from sluice_runtime.grammar.masks import Matcher, Matchers
 from sluice_runtime.scheduler import host_tier, prefix_node, request_table, retraction
 from sluice_runtime.scheduler import request as request_module
@@ -61,6 +63,9 @@ FEATURES = {
 }
 
 
+compiled_once = cache(compiled_of)
+
+
 class Engine:
     """A scheduler whose steps draw token 7, and what each step has done."""
 
@@ -103,7 +108,9 @@ class Engine:
         (self.scheduler.add_remote if elsewhere else self.scheduler.add)(message)
         self._work["key_of"] -= len(message.prompt_ids) + len(message.generated_ids)
         if grammar := message.grammar:
-            self._matchers.open(message, compiled_of(grammar.kind, grammar.text))
+            compiled = compiled_once(grammar.kind, grammar.text)
+            matcher = compiled.matcher.deep_copy()
+            self._matchers.open(message, CompiledGrammar(matcher, compiled.compile))
 
     def step(self, now: float) -> tuple[Batch | None, Counter[str]]:
         """The next batch, and what it took to make it and to take its results in, with what was
