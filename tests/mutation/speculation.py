@@ -68,14 +68,14 @@ SPECULATION_MUTATIONS: Final = (
     Mutation(
         "speculation: more is drafted than may be drawn",
         "speculation",
-        "request.remaining_tokens - 1) + 1):",
-        "request.remaining_tokens) + 1):",
+        "len(row.drafts), request.remaining_tokens - 1",
+        "len(row.drafts), request.remaining_tokens",
         TESTS,
     ),
     Mutation(
         "speculation: a row that is never right goes on drafting",
         "speculation",
-        "or row.chance < LEAST_CHANCE or",
+        "or chance < LEAST_CHANCE or",
         "or",
         TESTS,
     ),
@@ -187,8 +187,8 @@ SPECULATION_MUTATIONS: Final = (
     Mutation(
         "speculation: drafts that do not pay may cost any time",
         "speculation",
-        "elif self._lag.credit_seconds < 0:",
-        "elif False:",
+        "            if self._lag.credit_seconds < 0:",
+        "            if False:",
         TESTS,
     ),
     Mutation(
@@ -201,8 +201,8 @@ SPECULATION_MUTATIONS: Final = (
     Mutation(
         "speculation: a row whose draft model was wrong is never tried again",
         "speculation",
-        "waited = [request for request, row in rows if row.has_waited]",
-        "waited: list[Request] = []",
+        "for r, row in rows if row.has_waited and",
+        "for r, row in rows if False and",
         TESTS,
     ),
     Mutation(
