@@ -206,8 +206,14 @@ class EngineMetrics:
         if result.predicted_seconds > 0:
             predicted = self._histograms["sluice_predicted_step_seconds"].labels(result.mode)
             predicted.observe(result.predicted_seconds)
-        for delta in result.deltas:
-            self._progressed(delta, result.finished_seconds)
+        finished_seconds, tokens = result.finished_seconds, 0
+        for delta in result.special:
+            tokens += self._progressed(delta, finished_seconds)
+        for request_id in result.plain.request_ids:
+            if timeline := self._timelines.get(request_id):
+                self._tokens_arrived(timeline, 1, finished_seconds)
+                tokens += 1
+        self._counters["sluice_generated_tokens_total"].inc(tokens)
 
     def loaded(self, load: Load) -> None:
         figures = load.figures
@@ -290,15 +296,18 @@ class EngineMetrics:
         if timeline := self._timelines.get(request_id):
             timeline.answered = True
 
-    def _progressed(self, delta: TokenDelta, finished_seconds: float) -> None:
+    def _progressed(self, delta: TokenDelta, finished_seconds: float) -> int:
+        """Takes a delta into account; returns the number of its tokens."""
         timeline = self._timelines.get(delta.request_id)
         if timeline is None:
-            return
+            return 0
         if delta.queue_seconds is not None:
             self._histograms["sluice_queue_time_seconds"].observe(delta.queue_seconds)
             timeline.queue_seconds = delta.queue_seconds
         if delta.token_ids:
-            self._tokens_arrived(timeline, delta, finished_seconds)
+            if timeline.last_token_seconds is None:
+                self._counters["sluice_cached_prompt_tokens_total"].inc(delta.cached_tokens)
+            self._tokens_arrived(timeline, len(delta.token_ids), finished_seconds)
         if delta.finish_reason is not None:
             del self._timelines[delta.request_id]
             self._histograms["sluice_output_length_tokens"].observe(timeline.output_tokens)
@@ -316,22 +325,21 @@ class EngineMetrics:
             if self.kept_slo is not None:
                 reason = "stop" if timeline.answered else delta.finish_reason
                 self.kept_slo.ended(timeline, reason, finished_seconds)
+        return len(delta.token_ids)
 
-    def _tokens_arrived(self, timeline: Timeline, delta: TokenDelta, seconds: float) -> None:
+    def _tokens_arrived(self, timeline: Timeline, tokens: int, seconds: float) -> None:
         if timeline.last_token_seconds is None:
             timeline.first_token_seconds = seconds
             self._histograms["sluice_time_to_first_token_seconds"].observe(
                 seconds - timeline.arrival_seconds
             )
-            self._counters["sluice_cached_prompt_tokens_total"].inc(delta.cached_tokens)
         elif seconds > timeline.last_token_seconds:
             timeline.gaps += 1
             self._histograms["sluice_inter_token_seconds"].observe(
                 seconds - timeline.last_token_seconds
             )
         timeline.last_token_seconds = seconds
-        timeline.output_tokens += len(delta.token_ids)
-        self._counters["sluice_generated_tokens_total"].inc(len(delta.token_ids))
+        timeline.output_tokens += tokens
 
     def _raise_to(self, name: str, total: float, *labels: str) -> None:
         """Raises a counter to the engine's own total. The hand-over's totals restart with each role
