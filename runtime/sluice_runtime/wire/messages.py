@@ -14,7 +14,7 @@ from sluice_contract.cluster.labels import Role
 from sluice_contract.wire.load import EngineFigures
 from sluice_contract.wire.spans import trace_id
 
-PROTOCOL_VERSION: Final = 27
+PROTOCOL_VERSION: Final = 28
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Refusal = Literal[
