@@ -170,7 +170,8 @@ class HostSteps:
         target = Target(CPU, (9, 0), 132)
         wrappers = flashinfer_graphs.GraphWrappers(library, target, PLAIN, pool, HEADS)
         self.replays = 0
-        self.runner.capture(graph_batches(rows), wrappers.wrapper, lambda _: self._replay)
+        batches = graph_batches(rows)
+        self.runner.capture(batches, wrappers.wrapper, lambda _: self._replay, batches)
         scheduler = Scheduler(_settings(rows, pool), PageAllocator(pool.pages))
         self.link = Link([_request(row, answer) for row in range(rows)])
         self.launches = Launches(StreamExecutor(self.runner, ahead=1))

@@ -218,8 +218,7 @@ def _run_in_role(
 
 
 def _late_graphs(config: ResolvedConfig, engine: Engine) -> LateGraphs:
-    itl = config.slo.itl_milliseconds if config.slo else None
-    return LateGraphs(engine.runner, None if itl is None else itl / 1000)
+    return LateGraphs(engine.runner, latency_promised=config.slo is not None)
 
 
 if __name__ == "__main__":

@@ -235,14 +235,12 @@ class DecodeGraphs:
         )
 
     @torch.inference_mode()
-    def capture(
-        self, parts: GraphParts, capture: Capture, batches: Sequence[int] | None = None
-    ) -> None:
-        """Captures graphs of `batches`, which include the largest, or of all sizes. The largest
-        comes first, because smaller ones reuse its memory."""
+    def capture(self, parts: GraphParts, capture: Capture, batches: Sequence[int]) -> None:
+        """Captures graphs of `batches`, which include the largest. The largest comes first, because
+        smaller ones reuse its memory."""
         self._parts, self._capture = parts, capture
         self.samples = parts.sample is not None
-        for batch in sorted(self._batches if batches is None else batches, reverse=True):
+        for batch in sorted(batches, reverse=True):
             self.capture_batch(batch)
 
     @torch.inference_mode()

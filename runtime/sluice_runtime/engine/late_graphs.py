@@ -2,9 +2,7 @@
 
 While nothing runs, one is captured each second that brought no message. While requests run, only a
 size that the next step lacks is captured, and captures take at most `BUSY_SHARE` of the time. Where
-an ITL is promised, running requests wait only for captures that take less: none before one was
-measured.
-Rank 0 decides; the other ranks capture in the same order, as they compute steps.
+a latency is promised, none is captured while requests run.
 """
 
 from __future__ import annotations
@@ -38,11 +36,9 @@ class GraphSource(Protocol):
 class LateGraphs:
     """Plans captures between steps; each is a batch without rows that the executor runs."""
 
-    def __init__(self, source: GraphSource, promised_seconds: float | None = None) -> None:
-        """`promised_seconds`: the promised ITL; None: none is."""
+    def __init__(self, source: GraphSource, *, latency_promised: bool = False) -> None:
         self._source = source
-        self._longest_seconds: float | None = None
-        self._promised_seconds = promised_seconds
+        self._latency_promised = latency_promised
         self._busy_from_seconds = 0.0
         """Time from which running requests may wait for another capture."""
 
@@ -53,12 +49,9 @@ class LateGraphs:
 
     def before(self, batch: Batch, now_seconds: float) -> Batch | None:
         """The capture to run before a step, if the step would be padded for lack of it."""
-        if batch.mode is not ForwardMode.DECODE or not self._source.missing_graphs:
+        if self._latency_promised or batch.mode is not ForwardMode.DECODE:
             return None
-        promised, longest = self._promised_seconds, self._longest_seconds
-        if now_seconds < self._busy_from_seconds:
-            return None
-        if promised is not None and (longest is None or longest > promised):
+        if now_seconds < self._busy_from_seconds or not self._source.missing_graphs:
             return None
         size = self._source.lacks_graph(len(batch.decode_rows))
         return None if size is None else _capture_of(size)
@@ -66,7 +59,6 @@ class LateGraphs:
     def captured(self, capture: Batch, began_seconds: float, ended_seconds: float) -> None:
         """Records a capture that ran."""
         took = ended_seconds - began_seconds
-        self._longest_seconds = max(self._longest_seconds or 0.0, took)
         self._busy_from_seconds = ended_seconds + took / BUSY_SHARE
         left = len(self._source.missing_graphs)
         logger.info("CUDA graph of %s rows in %.2f s, %d to come", capture.graph_rows, took, left)

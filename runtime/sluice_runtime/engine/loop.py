@@ -195,9 +195,10 @@ class EngineLoop:
         self._send_first_tokens(began)
         batch = self._scheduler.next_batch(began)
         if batch is not None:
-            if self._late_graphs:
-                self._capture(self._late_graphs.before(batch, began))
-            self._launch(batch, began)
+            planned = self._clock.monotonic()
+            capture = self._late_graphs and self._late_graphs.before(batch, began)
+            launched = self._captured(capture) if capture else planned
+            self._launch(batch, planned - began, launched)
         if len(self._pending) > (self._executor.ahead if batch else 0):
             self._finish(self._pending.popleft())
         elif batch is None:
@@ -208,24 +209,24 @@ class EngineLoop:
         if changed:
             self._link.send(AdaptersChanged(changed))
 
-    def _capture(self, capture: Batch | None) -> None:
-        """Captures a CUDA graph. No step runs meanwhile, so the time counts in none."""
-        if capture is None:
-            return
+    def _captured(self, capture: Batch) -> float:
+        """Captures a CUDA graph; returns when it ended. No step runs meanwhile, so the time counts
+        in none."""
         assert self._late_graphs is not None
         while self._pending:
             self._finish(self._pending.popleft())
         began = self._clock.monotonic()
         with self._heartbeat.step(self._known_load, began):
             self._executor.launch(capture)()
-        self._late_graphs.captured(capture, began, self._clock.monotonic())
+        ended = self._clock.monotonic()
+        self._late_graphs.captured(capture, began, ended)
+        return ended
 
-    def _launch(self, batch: Batch, began: float) -> None:
+    def _launch(self, batch: Batch, planned_seconds: float, began: float) -> None:
         self._idle = False
-        planned = self._clock.monotonic()
-        with self._heartbeat.step(self._known_load, planned):  # a device's queue may be full
+        with self._heartbeat.step(self._known_load, began):  # a device's queue may be full
             result = self._executor.launch(batch)
-        self._pending.append(PendingStep(batch, result, planned - began, planned))
+        self._pending.append(PendingStep(batch, result, planned_seconds, began))
 
     def _finish(self, pending: PendingStep) -> None:
         """Waits for the results of a step and sends them. A step that was launched ahead begins
@@ -378,8 +379,9 @@ class EngineLoop:
         elif now - self._sent_seconds >= self._heartbeat_seconds:
             self._check()
             self._send(Heartbeat(self._load_now()))
-            if self._late_graphs:
-                self._capture(self._late_graphs.at_rest())
+            waits = self._role.busy or len(self._grammars)
+            if not waits and self._late_graphs and (capture := self._late_graphs.at_rest()):
+                self._captured(capture)
 
     def _check(self) -> None:
         """Checks integrity once in each idle period. Not at its start: with a large pool the check

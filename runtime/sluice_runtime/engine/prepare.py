@@ -22,8 +22,7 @@ _log = logging.getLogger("sluice.engine")
 
 
 def prepare(config: PlannedConfig, engine: Engine, ended: OnPhase = unmeasured) -> None:
-    """Runs warm-up steps, sets up the garbage collector, and captures graphs for decode steps. In
-    this order, because every capture runs the collector.
+    """Runs warm-up steps, sets up the garbage collector, and captures graphs for decode steps.
 
     Raises:
         OutOfMemoryError: there is too little memory for the steps.
@@ -51,7 +50,8 @@ def capture_graphs(
     engine: Engine, largest: int, begin_capture: Callable[[], Capture] = CudaCapture
 ) -> None:
     """Captures the first graphs, which the engine replays for decode steps of up to `largest`
-    rows; `late_graphs` captures the others.
+    rows; `late_graphs` captures the others. Several ranks capture all of them here: one that later
+    lacks memory for a graph would leave the others waiting in it.
 
     Raises:
         OutOfMemoryError: names the setting to lower.
@@ -63,9 +63,12 @@ def capture_graphs(
     if model.backend.graph_wrappers is None:
         _log.info("CUDA graphs: none, as %s cannot be captured", model.backend.name)
         return
+    if engine.runner.has_head:
+        _log.info("CUDA graphs: none, as the steps of a draft head cannot be captured")
+        return
     # Heads of this rank, like the key heads in its pool.
     heads = model.spec.heads // model.group.size
-    first = first_batches(batches)
+    first = first_batches(batches) if model.group.size == 1 else batches
     captured = f"{len(first)} decode batches of up to {batches[-1]} rows"
     with allocation("CUDA graphs", captured, GRAPH_SETTING):
         wrappers = model.backend.graph_wrappers(pool, heads)

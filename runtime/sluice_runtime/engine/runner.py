@@ -138,11 +138,11 @@ class Runner:
         batches: tuple[int, ...],
         attention: Callable[[GraphRows], GraphAttention],
         capture: Capture,
-        first: Sequence[int] | None = None,
+        first: Sequence[int],
     ) -> None:
-        """Captures graphs of these batch sizes, ascending, and replays them from now on for steps
-        that they cover. `first`: only these, including the largest; a batch with `graph_rows`
-        captures another. Needs a backend with graphs."""
+        """Captures graphs of the sizes `first` of `batches`, which are ascending, and replays them
+        from now on for steps that they cover. `first` includes the largest; a batch with
+        `graph_rows` captures another. Needs a backend with graphs."""
         model, rows = self._model, self._rows
         assert model.backend.decode_inputs is not None
         sample = self._sample_whole if self._sampling.by_kernel else None
@@ -156,6 +156,11 @@ class Runner:
     def follow_with(self, head: EagleDrafts) -> None:
         """Lets `head` compute every step after the model."""
         self._head = head
+
+    @property
+    def has_head(self) -> bool:
+        """Whether a draft head follows the model. Then no step uses CUDA graphs."""
+        return self._head is not None
 
     @property
     def graph_steps(self) -> int | None:
@@ -189,15 +194,14 @@ class Runner:
             self._model = model
 
     def _capture_between_steps(self, rows: int) -> None:
-        """Captures the graph of one batch size. Without memory for it, no more are captured."""
+        """Captures the graph of one batch size, in an engine of one rank. Without memory for it, no
+        more are captured."""
         assert self._graphs is not None
         self._use_all_adapters()
         try:
             with allocation("CUDA graphs", f"a decode batch of {rows} rows", GRAPH_SETTING):
                 self._graphs.capture_batch(rows)
         except OutOfMemoryError as error:
-            if self._model.group.size > 1:
-                raise  # other ranks have the graph, and would replay it without this one
             self._graphs.give_up_missing()
             _log.warning("CUDA graphs: no more, %s", error)
 

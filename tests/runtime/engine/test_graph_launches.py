@@ -62,7 +62,7 @@ def launches_of(name: str, layers: int, monkeypatch: pytest.MonkeyPatch) -> Coun
         return lambda: None
 
     pool = site.pool()
-    site.uncaptured(pool, (4,)).capture(site.parts(site.wrappers(pool).wrapper), count)
+    site.uncaptured(pool, (4,)).capture(site.parts(site.wrappers(pool).wrapper), count, (4,))
     return counted[0]
 
 

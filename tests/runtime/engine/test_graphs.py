@@ -92,8 +92,9 @@ class Site:
 
     def graphs(self, pool: PagePool, largest: int = LARGEST) -> DecodeGraphs:
         """Its sampling keeps no tokens: see `test_flashinfer_engine`."""
-        graphs = self.uncaptured(pool, graph_batches(largest))
-        graphs.capture(self.parts(self.wrappers(pool).wrapper), self.begin_capture())
+        batches = graph_batches(largest)
+        graphs = self.uncaptured(pool, batches)
+        graphs.capture(self.parts(self.wrappers(pool).wrapper), self.begin_capture(), batches)
         return graphs
 
     def uncaptured(self, pool: PagePool, batches: tuple[int, ...]) -> DecodeGraphs:
@@ -321,14 +322,14 @@ def test_a_step_that_no_graph_serves_runs_without(site: Site) -> None:
 
 
 def test_graphs_are_captured_largest_first(site: Site) -> None:
-    pool, order = site.pool(), []
-    graphs, wrappers = site.uncaptured(pool, graph_batches(16)), site.wrappers(pool)
+    pool, order, batches = site.pool(), [], graph_batches(16)
+    graphs, wrappers = site.uncaptured(pool, batches), site.wrappers(pool)
 
     def attention_of(rows: GraphRows) -> GraphAttention:
         order.append(len(rows.last_page_len))
         return wrappers.wrapper(rows)
 
-    graphs.capture(site.parts(attention_of), site.begin_capture())
+    graphs.capture(site.parts(attention_of), site.begin_capture(), batches)
     assert order == [16, 12, 8, 4, 2, 1]
 
 

@@ -271,7 +271,7 @@ def test_a_decode_step_of_graphs_is_launched_without_waiting() -> None:
         return lambda: replayed.append(step)
 
     with runner_of(backend=replace(TORCH, **kernels)) as runner:
-        runner.capture((1, ROWS), PlannedAttention, capture)
+        runner.capture((1, ROWS), PlannedAttention, capture, (1, ROWS))
         for row, prompt in enumerate((9, 3, 6)):
             runner.launch(added(row, prompt, Sampling(seed=row, top_p=0.9)))
         for batch in (DECODE, DECODE, CHANGED):

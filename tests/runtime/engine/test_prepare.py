@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import chain
 
-import msgspec
 import pytest
 from sluice_runtime.engine.build import Engine, build_engine
 from sluice_runtime.engine.prepare import capture_graphs
@@ -63,16 +62,13 @@ def test_sizes_between_powers_of_two_are_captured_between_steps(
     assert caplog.messages == [
         "CUDA graphs: 6 decode batches of up to 24 rows, 1 more between steps"
     ]
-    runner, announced = on_flashinfer.runner, list[Batch]()
+    runner = on_flashinfer.runner
     assert (runner.missing_graphs, runner.lacks_graph(9)) == ((12,), 12)
     assert [runner.lacks_graph(rows) for rows in (1, 8, 13, 24, 25)] == [None] * 5
     batch = Batch(0, ForwardMode.IDLE, graph_rows=12)
-    with closing(on_flashinfer.executor(overlap=False, announce=announced.append)) as executor:
+    with closing(on_flashinfer.executor(overlap=False)) as executor:
         executor.launch(batch)()
     assert (runner.missing_graphs, runner.lacks_graph(9)) == ((), None)
-    assert announced == [batch], "other ranks capture it before the next step, too"
-    encoded = msgspec.msgpack.encode(batch)
-    assert msgspec.msgpack.decode(encoded, type=Batch) == batch
 
 
 @pytest.mark.parametrize("rows", [24])
@@ -85,6 +81,16 @@ def test_without_memory_for_another_graph_steps_keep_those_that_there_are(
     assert caplog.messages[-1].startswith("CUDA graphs: no more, CUDA graphs")
     assert "lower cudaGraphMaxBatch" in caplog.messages[-1]
     assert (on_flashinfer.runner.missing_graphs, on_flashinfer.runner.lacks_graph(9)) == ((), None)
+
+
+def test_a_draft_head_has_no_graphs(
+    on_flashinfer: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "sluice.engine")
+    monkeypatch.setattr(on_flashinfer.runner, "_head", object())
+    capture_graphs(on_flashinfer, 256, lambda: capture)
+    assert on_flashinfer.runner.graph_steps is None
+    assert caplog.messages == ["CUDA graphs: none, as the steps of a draft head cannot be captured"]
 
 
 def test_a_closed_runner_leaves_no_graph_behind(on_flashinfer: Engine) -> None:
