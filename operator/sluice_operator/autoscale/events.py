@@ -7,6 +7,7 @@ differ at each tick.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final, NamedTuple
@@ -28,10 +29,13 @@ CONTESTED: Final = "ScaledByAnother"
 UNSEEN: Final = "Metrics"
 """Beginning of reasons for missing, old or impossible load reports."""
 AGAIN_SECONDS: Final = 30.0
+"""Least time between two writes that report only a new reason or a new start."""
 SHARE_SECONDS: Final = 60.0
 """Least time between two writes that report only a new share of answers in time."""
 SHARE_PERCENT: Final = 1.0
 """Least change of that share, in percentage points, that is worth a write."""
+_FRACTION: Final = re.compile(r"\.\d+(?= s)")
+"""Fraction of a second in `status.scaling.start`."""
 
 
 class Written(NamedTuple):
@@ -98,17 +102,23 @@ def scaling_of(tick: Tick, outcome: ScalingOutcome, now: datetime, answered: Ans
 def is_news(
     before: Scaling | None, after: Scaling, decision: Decision, since_report_seconds: float
 ) -> bool:
-    """Whether the status is worth a write. If replicas do not change, a new reason or share of
-    answers in time is written only after some seconds."""
+    """Whether the status is worth a write. If replicas do not change, a new reason, share of
+    answers in time, or start in whole seconds is written only after some seconds."""
     if before is None or before.check.status != after.check.status:
         return True
+    other = before.check.reason != after.check.reason
+    again = since_report_seconds >= AGAIN_SECONDS
+    if again and _whole_seconds(before) != _whole_seconds(after):
+        return True
     if after.check.status == "True":
-        other = before.check.reason != after.check.reason
         shifted = since_report_seconds >= SHARE_SECONDS and _share_shifted(before, after)
-        return (
-            bool(decision.changes) or (other and since_report_seconds >= AGAIN_SECONDS) or shifted
-        )
-    return before.check.reason != after.check.reason
+        return bool(decision.changes) or (other and again) or shifted
+    return other
+
+
+def _whole_seconds(scaling: Scaling) -> str:
+    """The start of each pool without fractions of a second, which differ from pod to pod."""
+    return _FRACTION.sub("", (scaling.status and scaling.status.start) or "")
 
 
 def _share_shifted(before: Scaling, after: Scaling) -> bool:

@@ -37,19 +37,34 @@ async def test_queued_work_grows_the_pool_and_is_told_once() -> None:
     assert scaling.status.time == "2026-01-01T00:00:00Z"
 
 
-async def test_the_start_that_is_counted_on_is_shown_with_its_phases() -> None:
-    def shown(world: World) -> str | None:
+async def test_the_start_that_is_counted_on_is_shown_again_once_it_changes_by_a_second() -> None:
+    busy = row("a", running_requests=1, start={"weights": 6.0})
+    world = World(scaled_service(least=1), (load(busy),))
+
+    def shown() -> str | None:
         scaling = world.scaling_tick.memories[KEY].scaling
         return scaling.status.start if scaling and scaling.status else None
 
-    new = World(scaled_service(), (load(row("a")),))
-    await new.tick()
-    assert shown(new) == "mixed: an engine is assumed to start in 30 s, until a start was measured"
-    known = World(scaled_service(), (load(row("a", start={"weights": 6.0})),))
-    known.pods(Role.MIXED, 1, start_seconds=20.0, start_phases={"image": 12.0})
-    await known.tick()
-    text = "an engine starts in 20.0 s: image 12.0 s, weights 6.0 s, rest 2.0 s"
-    assert shown(known) == f"mixed: {text}"
+    def started(seconds: float) -> None:
+        phases = {"image": 12.0}
+        world.pods(Role.MIXED, 1, start_seconds=seconds, start_phases=phases)
+
+    await world.tick()
+    assumed = "mixed: an engine is assumed to start in 30 s, until a start was measured"
+    assert shown() == assumed
+    started(20.0)
+    await world.tick(times=14)
+    assert shown() == assumed, "not at each tick"
+    await world.tick()
+    measured = "mixed: an engine starts in 20.0 s: image 12.0 s, weights 6.0 s, rest 2.0 s"
+    assert (shown(), world.told) == (measured, 2)
+    started(20.4)
+    await world.tick(times=30)
+    assert (shown(), world.told) == (measured, 2), "less than a second"
+    started(412.0)
+    await world.tick()
+    assert world.told == 3
+    assert "412.0 s" in (shown() or "")
 
 
 async def test_the_share_of_answers_in_time_is_shown_beside_the_reason() -> None:
