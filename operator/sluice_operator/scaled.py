@@ -133,6 +133,8 @@ class PoolPods:
     or no ready pod's status has both times."""
     start_phases: Mapping[str, float] = field(default_factory=dict)
     """Seconds by `POD_PHASES` of the start that took `start_seconds`."""
+    start_pod: str = ""
+    """Name of the pod whose start it is; empty while unknown."""
     planned: int = 0
     """Engines that the roll-out plans for all revisions together, plus one that may come in
     addition while pods are replaced."""

@@ -48,7 +48,10 @@ class PoolSample:
     start_seconds: float | None = None
     """Median time from scheduled to ready, of current engines; None while unknown."""
     start_phases: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of an engine's start by phase, as far as known; see `sluice_contract.wire.start`."""
+    """Seconds by phase of the start that took `start_seconds`, as far as known; see
+    `sluice_contract.wire.start`."""
+    start_pod: str = ""
+    """Name of the pod whose start it is; empty while unknown."""
     queue: str = ""
     """Name of the queue that pods without a place wait for; empty: they wait for nodes."""
     queued: int = 0

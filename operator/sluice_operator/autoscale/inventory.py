@@ -188,4 +188,5 @@ def _sample(
         moving=moving,
         start_seconds=pods.start_seconds,
         start_phases=pods.start_phases,
+        start_pod=pods.start_pod,
     )

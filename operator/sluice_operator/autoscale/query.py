@@ -116,7 +116,7 @@ def sample_of(
 ) -> Sample:
     """The service as its routers see it. Waiting requests of all routers are added up; of each
     engine the freshest report counts. A router that has not found its engines yet is not
-    counted."""
+    counted. The phases of a pool's start are all of one pod, the pool's `start_pod`."""
     answered = tuple(loads)
     waiting = sum(load.waiting_requests for load in answered)
     discovered = [load for load in answered if load.discovered]
@@ -124,18 +124,12 @@ def sample_of(
         return Sample(time_seconds, pools, None, waiting)
     reports = _freshest(discovered)
     engines = tuple(_engine(row, report) for row, report in reports)
-    starts = {
-        role: replace(pool, start_phases={**pool.start_phases, **_start(role, reports)})
+    started = {row.name: report.start for row, report in reports}
+    pools = {
+        role: replace(pool, start_phases={**pool.start_phases, **started.get(pool.start_pod, {})})
         for role, pool in pools.items()
     }
-    return Sample(time_seconds, starts, engines, waiting)
-
-
-def _start(role: Role, reports: Iterable[Reported]) -> Mapping[str, float]:
-    """Seconds by phase of the engine's start whose sum is the median."""
-    starts = [report.start for _, report in reports if report.role is role and report.start]
-    starts.sort(key=lambda start: sum(start.values()))
-    return starts[(len(starts) - 1) // 2] if starts else {}
+    return Sample(time_seconds, pools, engines, waiting)
 
 
 def _freshest(loads: Iterable[ServiceLoad]) -> tuple[Reported, ...]:

@@ -51,6 +51,7 @@ def pool_pods(observed: PoolObserved) -> PoolPods:
         draining=len(pods) - len(live),
         start_seconds=start.seconds,
         start_phases=start.phases,
+        start_pod=start.pod,
         planned=sum(share["replicas"] for share in spec.get("revisions") or ())
         + spec.get("podSurge", 0),
         names=frozenset(pod["metadata"]["name"] for pod in live if not is_unschedulable(pod)),
@@ -66,6 +67,8 @@ class PodStart(NamedTuple):
     seconds: float | None = None
     phases: Mapping[str, float] = MappingProxyType({})
     """Seconds by `POD_PHASES`, as far as the pod's status has their times."""
+    pod: str = ""
+    """Name of the pod."""
 
 
 def median_start(pods: Iterable[Manifest]) -> PodStart:
@@ -104,4 +107,5 @@ def _start(pod: Manifest) -> PodStart:
         "model": between("PodScheduled", "Initialized"),
         "image": between("Initialized", "Running"),
     }
-    return PodStart(seconds, {name: took for name, took in phases.items() if took is not None})
+    known = {name: took for name, took in phases.items() if took is not None}
+    return PodStart(seconds, known, pod["metadata"]["name"])

@@ -25,12 +25,18 @@ POD_PHASES: Final[Mapping[str, str]] = {
 """Phases before an engine's own, from the times in the status of its pod."""
 SHOWN_SHARE: Final = 0.01
 """Least share of a start for a phase to be named in a text."""
+SHOWN_SECONDS: Final = 0.1
+"""Precision of a text."""
 
 
 def start_text(seconds: float, phases: Mapping[str, float]) -> str:
     """`12.4 s: weights 7.1 s, imports 3.0 s, rest 2.3 s`: the longest phase first, and in the rest
-    the time of no phase. Without phases: the seconds alone."""
+    the time of no phase. The seconds alone without phases, and where these take longer, as those of
+    another start can."""
+    rest = seconds - sum(phases.values())
+    if not phases or rest < -SHOWN_SECONDS / 2:
+        return f"{seconds:.1f} s"
     longest = sorted(phases.items(), key=lambda item: -item[1])
-    parts = [*longest, ("rest", seconds - sum(phases.values()))] if phases else []
+    parts = [*longest, ("rest", rest)]
     shown = [f"{name} {part:.1f} s" for name, part in parts if part >= SHOWN_SHARE * seconds]
-    return f"{seconds:.1f} s: {', '.join(shown)}" if shown else f"{seconds:.1f} s"
+    return f"{seconds:.1f} s: {', '.join(shown)}"

@@ -14,7 +14,9 @@ from sluice_contract.wire.start import ENGINE_PHASES, Phase, start_text
     [
         (9.4, {"imports": 3.0, "weights": 6.1}, "9.4 s: weights 6.1 s, imports 3.0 s, rest 0.3 s"),
         (9.4, {"weights": 9.35, "ranks": 0.05}, "9.4 s: weights 9.3 s"),
-        (12.4, {"image": 40.0}, "12.4 s: image 40.0 s"),
+        (12.4, {"image": 40.0}, "12.4 s"),
+        (12.4, {"image": 12.0, "weights": 0.5}, "12.4 s"),
+        (12.4, {"image": 12.0, "weights": 0.42}, "12.4 s: image 12.0 s, weights 0.4 s"),
         (12.4, {}, "12.4 s"),
         (0.0, {"imports": 0.0}, "0.0 s: imports 0.0 s, rest 0.0 s"),
     ],

@@ -25,13 +25,15 @@ def test_what_waits_is_added_and_the_freshest_report_of_each_engine_counts() -> 
     assert (sample.waiting_requests, sample.time_seconds, sample.pools) == (7, 7.0, POOLS)
 
 
-def test_the_phases_of_a_start_are_those_of_its_pod_and_of_the_engine_between() -> None:
-    pool = PoolSample(Role.MIXED, 2, 2, start_seconds=30.0, start_phases={"image": 20.0})
+def test_the_phases_of_a_start_are_all_of_one_pod() -> None:
+    pool = PoolSample(
+        Role.MIXED, 3, 3, start_seconds=30.0, start_phases={"image": 20.0}, start_pod="b"
+    )
     engines = (
-        row("a-slow", start={"imports": 1.0, "weights": 90.0}),
-        row("other", role=Role.DECODE, start={"imports": 44.0}),
+        row("a", start={"imports": 1.0, "weights": 2.0}),
+        row("b", start={"imports": 9.0, "weights": 1.0}),
+        row("c", start={"imports": 5.0, "device": 1.0}),
         row("silent"),
-        row("b-quick", start={"imports": 9.0, "weights": 1.0}),
     )
     (mixed,) = sample_of((load(*engines),), {Role.MIXED: pool}, 0.0).pools.values()
     assert mixed.start_phases == {"image": 20.0, "imports": 9.0, "weights": 1.0}

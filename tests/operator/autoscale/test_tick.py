@@ -46,8 +46,8 @@ async def test_the_start_that_is_counted_on_is_shown_again_once_it_changes_by_a_
         return scaling.status.start if scaling and scaling.status else None
 
     def started(seconds: float) -> None:
-        phases = {"image": 12.0}
-        world.pods(Role.MIXED, 1, start_seconds=seconds, start_phases=phases)
+        start = {"start_seconds": seconds, "start_phases": {"image": 12.0}, "start_pod": "a"}
+        world.pods(Role.MIXED, 1, **start)
 
     await world.tick()
     assumed = "mixed: an engine is assumed to start in 30 s, until a start was measured"

@@ -119,6 +119,11 @@ def test_a_start_is_known_from_engines_that_have_started_once() -> None:
 
     median, slow, not_ready = ("03:04:47",), ("03:05:45",), ("03:04:06", "False")
     assert told(*(conditions(*each) for each in (slow, median, ("03:04:06",), not_ready))) == 42
+    several = pods(deployment, 3)
+    for pod, each in zip(several, (slow, median, ("03:04:06",)), strict=True):
+        pod["status"] = {"phase": "Running", "conditions": conditions(*each)}
+    counted = pool_pods(pool_observed(pool(), (deployment,), several))
+    assert counted.start_pod == several[1]["metadata"]["name"]
     assert told(conditions(*not_ready)) is None
     assert told(conditions("07:04:47")) is None, "its node was lost for hours"
     assert told(conditions(*median), restarts=1) is None
@@ -126,6 +131,6 @@ def test_a_start_is_known_from_engines_that_have_started_once() -> None:
     moved["metadata"]["annotations"] = {MOVED: "{}"}
     told_of_it = pool_pods(pool_observed(pool(), (deployment,), [moved]))
     assert told_of_it.start_seconds is None, "it is ready again since it has its new role"
-    assert told_of_it.start_phases == {}
+    assert (told_of_it.start_phases, told_of_it.start_pod) == ({}, "")
     silent = pods(deployment, 1)
     assert pool_pods(pool_observed(pool(), (deployment,), silent)).start_seconds is None
