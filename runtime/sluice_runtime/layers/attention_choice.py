@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from sluice_contract.base import ConfigError
+from sluice_contract.config import accelerators
 from sluice_contract.config.engine import AttentionBackend
 
 from sluice_runtime.errors import InvalidConfigError
@@ -28,7 +29,7 @@ FLASHINFER_HEAD_DIMS: Final = (64, 128, 256)
 FLASHINFER_FROM: Final[Capability] = (7, 5)
 """Lowest compute capability for flashinfer: Turing's, the first with the matrix instructions that
 its kernels use."""
-BFLOAT16_FROM: Final[Capability] = (8, 0)
+BFLOAT16_FROM: Final[Capability] = divmod(accelerators.BFLOAT16_FROM, 10)
 """Lowest compute capability whose matrix instructions compute bfloat16; below it flashinfer's
 kernels end with a trap (`mma.cuh` of 0.6.13)."""
 HOPPER: Final = 9

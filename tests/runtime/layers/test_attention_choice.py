@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from sluice_contract.config import accelerators
 from sluice_contract.config.engine import AttentionBackend
 from sluice_runtime.errors import InvalidConfigError
 from sluice_runtime.layers.attention_choice import (
@@ -141,6 +142,15 @@ def test_prompts_are_computed_by_what_is_built_or_asked_for(
     assert choice.prefill == prefill
     asked = ", as attentionBackend asks for" if wanted != "auto" else ""
     assert choice.message == f"flashinfer for {gpu}{asked}{remarks}"
+
+
+def test_bfloat16_is_computed_from_the_architecture_on_that_advice_names() -> None:
+    capability = divmod(accelerators.BFLOAT16_FROM, 10)
+    on, below = (
+        choose_attention(Situation("bfloat16", 128, GpuKind("NVIDIA", each))).name
+        for each in (capability, (capability[0] - 1, 9))
+    )
+    assert (on, below) == ("flashinfer", "torch")
 
 
 @pytest.mark.parametrize(
