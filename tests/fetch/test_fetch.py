@@ -153,6 +153,7 @@ def test_resolving_only_prints_the_commit_and_fetches_nothing(
         "layers": 2,
         "kvHeads": 2,
         "headDim": 128,
+        "hiddenSize": 64,
         "tensorParallelSizes": [1, 2, 4],
         "contextTokens": 512,
         "parameters": 64 * (2 * 512 + 2 * (2 * 6 * 128 + 3 * 128)),

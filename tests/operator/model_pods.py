@@ -15,6 +15,7 @@ RESOLVED: Final[Manifest] = {
     "layers": 36,
     "kvHeads": 8,
     "headDim": 128,
+    "hiddenSize": 4096,
     "tensorParallelSizes": [1, 2, 4, 8, 16, 32],
     "dtype": "bfloat16",
     "contextTokens": 40960,

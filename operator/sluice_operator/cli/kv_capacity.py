@@ -17,7 +17,7 @@ from sluice_contract.config.accelerators import (
     requests_in_pool,
 )
 from sluice_contract.config.model_facts import ModelFacts
-from sluice_contract.config.model_shape import kv_values
+from sluice_contract.config.model_shape import copied_weights, key_copies, kv_values
 from sluice_contract.config.sizing import Value, resolved_values
 
 from sluice_operator.api.quantities import amount
@@ -97,14 +97,16 @@ def memory_share(
     it."""
     stored = model.dtype or UNSAID_DTYPE
     dtype = stored if settings["dtype"] == "auto" else str(settings["dtype"])
-    if model.layers is None or model.kv_heads is None or model.head_dim is None:
-        return KvCapacity(missing="config.json does not say layers, heads of keys and their size")
+    layers, heads, head_dim = model.layers, model.kv_heads, model.head_dim
+    if layers is None or heads is None or head_dim is None or model.hidden_size is None:
+        what = "layers, heads of keys, their size and the hidden size"
+        return KvCapacity(missing=f"config.json does not say {what}")
     if stored not in BYTES or dtype not in BYTES:
         return KvCapacity(missing=f"the size of {stored} and {dtype} is not known")
     number = BYTES[dtype] if settings.get("kv_cache_dtype", "auto") == "auto" else FP8_BYTES
     ranks = max(1, accelerator.count)
-    heads = max(model.kv_heads, ranks)  # each GPU holds one at least
-    token_bytes = kv_values(model.layers, heads, model.head_dim) * number
+    values, copies = kv_values(layers, heads, head_dim), key_copies(heads, ranks)
+    token_bytes = copies * values * number
     if accelerator.is_cpu:
         memory_bytes, place = memory_limit_bytes, "the memory limit"
         unknown = "an engine on CPUs without a memory limit tells it at its start"
@@ -118,12 +120,14 @@ def memory_share(
     if weights is None:
         text = f"how many weights the {model.quantization} files mean is not known"
         return KvCapacity(token_bytes=token_bytes, missing=text)
+    weights += copied_weights(values, model.hidden_size, copies) * BYTES[dtype]
     share = memory_bytes * int(settings["memory_percent"]) / 100
     return MemoryShare(share, weights, token_bytes, place)
 
 
 def _weight_bytes(model: ModelFacts, stored_bytes: int, held_bytes: int) -> float | None:
-    """Bytes of the weights in an engine's memory, which holds them dequantised."""
+    """Bytes of the weights in an engine's memory, which holds them dequantised; copies are not
+    counted."""
     if isinstance(model, ModelStatus) and model.quantization is None:
         return model.bytes * held_bytes / stored_bytes
     return None if model.parameters is None else float(model.parameters * held_bytes)

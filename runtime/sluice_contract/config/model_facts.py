@@ -31,6 +31,9 @@ class ModelFacts(ContractModel):
     layers: int | None = Field(default=None, ge=1, description="Layers.")
     kv_heads: int | None = Field(default=None, ge=1, description="Heads of keys and values.")
     head_dim: int | None = Field(default=None, ge=1, description="Numbers in one head.")
+    hidden_size: int | None = Field(
+        default=None, ge=1, description="Numbers of a token between layers."
+    )
     tensor_parallel_sizes: list[int] | None = Field(
         default=None,
         max_length=MAX_RANKS,
@@ -74,6 +77,7 @@ def facts_of(config: Mapping[str, Any]) -> ModelFacts:
             "layers": shape.layers,
             "kv_heads": shape.kv_heads,
             "head_dim": shape.head_dim,
+            "hidden_size": shape.hidden_size,
             "tensor_parallel_sizes": [*shape.rank_counts],
             "context_tokens": shape.context_length_tokens,
             "parameters": min(shape.parameters, MAX_COUNT),

@@ -108,7 +108,11 @@ class ModelShape:
 
     def key_copies(self, ranks: int) -> int:
         """Number of ranks that hold each key head."""
-        return max(1, ranks // self.kv_heads)
+        return key_copies(self.kv_heads, ranks)
+
+    def copied_weights(self, ranks: int) -> int:
+        """Weights of keys and values that `ranks` ranks hold together beyond `parameters`."""
+        return copied_weights(self.kv_values, self.hidden_size, self.key_copies(ranks))
 
     @property
     def shared_sizes(self) -> Mapping[str, int]:
@@ -162,6 +166,17 @@ class ModelShape:
 def kv_values(layers: int, kv_heads: int, head_dim: int) -> int:
     """Number of values in one token's keys and values."""
     return 2 * layers * kv_heads * head_dim
+
+
+def key_copies(kv_heads: int, ranks: int) -> int:
+    """Number of `ranks` ranks that hold each of a model's key heads."""
+    return max(1, ranks // kv_heads)
+
+
+def copied_weights(token_values: int, hidden_size: int, copies: int) -> int:
+    """Number of weights of keys and values in all copies but the first. `token_values`: the result
+    of `kv_values`, each number of which takes a row of weights."""
+    return (copies - 1) * token_values * hidden_size
 
 
 def language_model(config: Config) -> Config:

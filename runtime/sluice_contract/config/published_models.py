@@ -40,6 +40,7 @@ class PublishedModel:
             layers=self.shape.layers,
             kv_heads=self.shape.kv_heads,
             head_dim=self.shape.head_dim,
+            hidden_size=self.shape.hidden_size,
             tensor_parallel_sizes=[*self.shape.rank_counts],
             dtype="bfloat16",
             context_tokens=self.shape.context_length_tokens,

@@ -29,16 +29,16 @@ class ExplainedModel:
     kv_number_bytes: int = BYTES
     """Size of a number of keys and values."""
 
-    @property
-    def weight_bytes(self) -> float:
-        """Bytes read in each step: layers, and the matrix of the logits."""
+    def weight_bytes(self, ranks: int) -> float:
+        """Bytes that `ranks` GPUs together read in each step: layers, and the matrix of the
+        logits."""
         logits = self.shape.hidden_size * self.shape.vocabulary_size
-        return float(BYTES * (self.shape.layer_values + logits))
+        layers = self.shape.layer_values + self.shape.copied_weights(ranks)
+        return float(BYTES * (layers + logits))
 
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of memory that all weights take."""
-        return BYTES * self.shape.parameters
+    def held_bytes(self, ranks: int) -> int:
+        """Bytes of memory that all weights take on `ranks` GPUs together."""
+        return BYTES * (self.shape.parameters + self.shape.copied_weights(ranks))
 
     @property
     def token_flop(self) -> float:

@@ -51,9 +51,10 @@ def roofline(model: ExplainedModel, accelerator: Accelerator, memory_percent: in
     flops, bandwidth = peak.tflops * 1e12 * scale, peak.terabytes * 1e12 * scale
     memory = (accelerator.memory_mib or row.memory_gib * 1024) * 2**20 * count
     share = memory * memory_percent / 100
-    tokens = int((share - model.held_bytes) // kv_bytes)
+    held_bytes = model.held_bytes(count)
+    tokens = int((share - held_bytes) // kv_bytes)
     if tokens < least_tokens(model.shape.context_length_tokens):
-        weights = math.ceil(model.held_bytes / 2**30)
+        weights = math.ceil(held_bytes / 2**30)
         raise NoCostError(
             f"{model.name} does not fit: its weights are {weights} GiB, and {count} x {row.name} "
             f"leave {share / 2**30:.0f} GiB; more accelerator.count, or a "
@@ -68,7 +69,7 @@ def roofline(model: ExplainedModel, accelerator: Accelerator, memory_percent: in
         kv_pool_tokens=tokens,
         coefficients=Coefficients(
             step=STEP_SECONDS,
-            weights=model.weight_bytes / bandwidth,
+            weights=model.weight_bytes(count) / bandwidth,
             token=model.token_flop / flops,
             row=model.token_flop / flops,
             product=model.pair_flop / flops,

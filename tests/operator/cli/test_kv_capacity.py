@@ -41,6 +41,15 @@ def test_what_weights_leave_of_each_gpu_is_room() -> None:
     assert told.tokens < one.tokens / 2, "what the node tells is believed"
 
 
+def test_gpus_with_copies_of_key_heads_hold_copies_of_their_weights() -> None:
+    sixteen = Accelerator(product=H100, count=16)
+    copied = kv_capacity(sixteen)
+    weights = 2 * 36 * 8 * 128 * 4096 * 2
+    as_own = kv_capacity(sixteen, kvHeads=16, bytes=RESOLVED["bytes"] + weights)
+    assert copied.token_bytes == 2 * TOKEN_BYTES
+    assert copied == as_own
+
+
 def test_no_more_than_the_settings_can_use_and_twice_the_bytes_in_float32() -> None:
     used = {"maxRunningRequests": 4, "contextLength": 1024}
     assert kv_capacity(Accelerator(product=H100, count=1), used).tokens == 4 * 1024

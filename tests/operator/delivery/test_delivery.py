@@ -61,7 +61,8 @@ def test_the_commit_is_recorded_before_anything_is_made_of_it() -> None:
     assert world.status["model"] == {
         "uri": HUB["uri"], "revision": "main", "commit": COMMIT, "bytes": 16_400_000_000,
         "architecture": "Qwen3ForCausalLM", "layers": 36, "kvHeads": 8, "headDim": 128,
-        "dtype": "bfloat16", "contextTokens": 40960, "tensorParallelSizes": [1, 2, 4, 8, 16, 32],
+        "hiddenSize": 4096, "dtype": "bfloat16", "contextTokens": 40960,
+        "tensorParallelSizes": [1, 2, 4, 8, 16, 32],
     }  # fmt: skip
     world.reconcile()
     assert {"EnginePool", "Deployment", "Service"} <= world.kinds()

@@ -82,3 +82,11 @@ def test_on_a_cpu(name: str, dtype: str) -> None:
     is_packed = spec.tied_embeddings and dtype == "bfloat16"
     head = spec.vocabulary_size * spec.hidden_size * itemsize if is_packed else 0
     assert plan <= held_bytes(decoder) <= LITTLE * plan + head
+
+
+def test_the_plan_has_the_copies_of_key_heads_that_advice_counts() -> None:
+    model = MODELS["GLM-4-9B-0414"][0]
+    own, copied = (ranks * ModelBytes(model, 2, ranks).weights for ranks in (2, 8))
+    norms = 6 * 2 * 5 * model.layers * model.hidden_size
+    assert 0 < copied - own - 2 * model.copied_weights(8) <= norms
+    assert model.copied_weights(2) == 0

@@ -351,10 +351,11 @@ def test_the_operators_estimate_is_the_engines_pool_to_a_few_percent(
             uri="hf://org/name",
             revision="main",
             commit="c0ffee",
-            bytes=asked.model.weights * ranks,
+            bytes=asked.model.weights * ranks - 2 * spec.copied_weights(ranks),
             layers=spec.layers,
             kv_heads=spec.kv_heads,
             head_dim=spec.head_dim,
+            hidden_size=spec.hidden_size,
             dtype="bfloat16",
         )
         assert accelerator is not None
