@@ -174,9 +174,7 @@ def specs(every: list[Shape]) -> Iterator[tuple[str, Callable[[], Any]]]:
     for shape in every:
         dtype, (dim, windows, sinks) = getattr(torch, shape.dtype), shape.heads
         if sinks:
-            for windowed in (False, True) if windows else (False,):
-                made = partial(gen_sinks, "fa2", *sink_arguments(shape, windowed=windowed))
-                yield shape.sink_module(windowed=windowed), made
+            yield shape.sink_module(), partial(gen_sinks, "fa2", *sink_arguments(shape))
             continue
         # No built-in rotation, no logit cap; prompts are summed in float32.
         pages = torch.float8_e4m3fn if shape.fp8_pages else dtype

@@ -67,37 +67,39 @@ class Shape:
 
     def decode_module(self) -> str:
         """Name of the module for one token a row, without tensor cores or windows."""
-        return f"batch_decode_with_kv_cache_{self._types()}"
+        return f"batch_decode_with_kv_cache_{self._types()}_use_swa_False_use_logits_cap_False"
 
     def prefill_module(self, kernels: str, *, windowed: bool = False) -> str:
         """Name of the module for any number of tokens a row; kernels: fa2 or fa3."""
         suffix = "_sm90" if kernels == "fa3" else ""
-        return f"batch_prefill_with_kv_cache_{self._types(windowed)}_f16qk_False{suffix}"
+        features = f"use_swa_{windowed}_use_logits_cap_False_f16qk_False"
+        return f"batch_prefill_with_kv_cache_{self._types()}_{features}{suffix}"
 
-    def sink_module(self, *, windowed: bool) -> str:
-        """Name of our own for FA2's module with sinks. flashinfer's name for it has no head
-        dimension, so a folder could hold modules for one only."""
-        return f"batch_prefill_attention_sink_{self._types(windowed)}_fa2"
+    def sink_module(self) -> str:
+        """Name of our own for FA2's module with sinks, for layers with a window and without.
+        flashinfer's name for it has no head dimension, so a folder could hold modules for one
+        only."""
+        return f"batch_prefill_attention_sink_{self._types()}_fa2"
 
-    def _types(self, windowed: bool = False) -> str:
+    def _types(self) -> str:
         name, dim = SHORT[self.dtype], self.heads.dim
         pages = "e4m3" if self.fp8_pages else name
         return (
             f"dtype_q_{name}_dtype_kv_{pages}_dtype_o_{name}_dtype_idx_i32_head_dim_qk_{dim}"
-            f"_head_dim_vo_{dim}_posenc_0_use_swa_{windowed}_use_logits_cap_False"
+            f"_head_dim_vo_{dim}_posenc_0"
         )
 
 
 def needed_modules(shape: Shape) -> tuple[str, ...]:
     """Modules that every engine calls."""
-    kinds = (False, True) if shape.heads.windows else (False,)
     if shape.heads.sinks:
-        return (*(shape.sink_module(windowed=windowed) for windowed in kinds), *SHARED)
+        return (shape.sink_module(), *SHARED)
+    kinds = (False, True) if shape.heads.windows else (False,)
     prefill = (shape.prefill_module("fa2", windowed=windowed) for windowed in kinds)
     return (shape.decode_module(), *prefill, *SHARED)
 
 
-def sink_arguments(shape: Shape, *, windowed: bool) -> list[Any]:
+def sink_arguments(shape: Shape) -> list[Any]:
     """Arguments of flashinfer's `gen_customize_batch_prefill_module` after the backend, fa2, for
     layers with sinks. Wrappers take them as `jit_args`."""
     import torch
@@ -105,12 +107,10 @@ def sink_arguments(shape: Shape, *, windowed: bool) -> list[Any]:
 
     dtype, dim = getattr(torch, shape.dtype), shape.heads.dim
     pages = torch.float8_e4m3fn if shape.fp8_pages else dtype
-    name = shape.sink_module(windowed=windowed)
     tensors, scalars = (["sink"], ["float"]), (["sm_scale"], ["double"])
     variant = ("AttentionSink", attention_sink_decl["fa2"])
-    no_rotation = 0
     types = (dtype, pages, dtype, torch.int32, dim, dim)
-    return [name, *types, *tensors, *scalars, *variant, no_rotation, windowed]
+    return [shape.sink_module(), *types, *tensors, *scalars, *variant]
 
 
 def hopper_module(shape: Shape, architecture: int) -> str | None:

@@ -77,17 +77,14 @@ def test_models_with_windows_need_the_modules_of_both_kinds_of_layers(builder: M
         Heads.of("256x")
 
 
-@pytest.mark.parametrize(("text", "windows"), [("64s", (False,)), ("64ws", (False, True))])
-def test_models_with_sinks_need_their_own_modules_alone(
-    text: str, windows: tuple[bool, ...], builder: ModuleType
-) -> None:
+@pytest.mark.parametrize("text", ["64s", "64ws"])
+def test_models_with_sinks_need_one_module_of_their_own(text: str, builder: ModuleType) -> None:
     shape = Shape("bfloat16", Heads.of(text))
     needed = ahead.needed_modules(shape)
     assert set(builder.plan([shape], [90])) == set(needed)
-    modules = {shape.sink_module(windowed=windowed) for windowed in windows}
-    assert set(needed) == {*modules, *SHARED}
+    assert set(needed) == {shape.sink_module(), *SHARED}
     larger = Shape("bfloat16", Heads.of(f"128{text[2:]}"))
-    assert not modules & set(ahead.needed_modules(larger)), "a folder holds both"
+    assert shape.sink_module() not in ahead.needed_modules(larger), "a folder holds both"
     assert ahead.missing_hopper_module(shape, 90) is None
 
 
@@ -191,6 +188,29 @@ class TestWithFlashinfer:
         assert {name: generate().name for name, generate in made.items()} == {
             name: name for name in made
         }
+
+    @pytest.mark.parametrize("fp8_pages", [False, True])
+    def test_its_module_with_sinks_is_the_same_for_layers_with_a_window(
+        self, fp8_pages: bool, jit_env: Any
+    ) -> None:
+        """The flag becomes a constant that `DISPATCH_context` takes and drops."""
+        from flashinfer.jit import attention
+
+        generate: Any = attention.gen_customize_batch_prefill_module
+        shape = Shape("bfloat16", Heads(64, windows=True, sinks=True), fp8_pages)
+        name, *arguments = ahead.sink_arguments(shape)
+        flag = "constexpr auto USE_SLIDING_WINDOW = {};\n"
+        sources = []
+        for windowed in (False, True):
+            folder = jit_env.FLASHINFER_GEN_SRC_DIR / f"{name}{windowed}"
+            generate("fa2", folder.name, *arguments, use_sliding_window=windowed)
+            sources.append({path.name: path.read_text() for path in folder.iterdir()})
+            config = sources[-1].pop("batch_prefill_config.inc")
+            rest = config.replace(flag.format(str(windowed).lower()), "")
+            assert len(rest) < len(config)
+            assert rest.count("USE_SLIDING_WINDOW") == 1, "a parameter of the macro, without a use"
+            sources[-1]["rest"] = rest
+        assert sources[0] == sources[1]
 
     def test_it_loads_what_was_built_ahead_and_compiles_nothing(
         self, builder: ModuleType, jit_env: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

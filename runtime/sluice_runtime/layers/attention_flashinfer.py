@@ -297,12 +297,10 @@ def module_arguments(pool: PagePool, layers: LayerKind) -> list[Any] | None:
     themselves."""
     if not layers.sinks:
         return None
-    shape, windowed = pool.shape, layers.window_tokens is not None
+    shape = pool.shape
     dtype, fp8_pages = str(shape.dtype).removeprefix("torch."), shape.scales is not None
     heads = flashinfer_ahead.Heads(shape.head_dim, sinks=True)
-    return flashinfer_ahead.sink_arguments(
-        flashinfer_ahead.Shape(dtype, heads, fp8_pages), windowed=windowed
-    )
+    return flashinfer_ahead.sink_arguments(flashinfer_ahead.Shape(dtype, heads, fp8_pages))
 
 
 class FlashinferStep:
