@@ -42,7 +42,13 @@ from sluice_runtime.layers.dense import (
 )
 from sluice_runtime.layers.draw import Draws, draw, draw_native
 from sluice_runtime.layers.flashinfer_graphs import GraphWrappers
-from sluice_runtime.layers.flashinfer_library import flashinfer_library, flashinfer_state, target_at
+from sluice_runtime.layers.flashinfer_library import (
+    Library,
+    Target,
+    flashinfer_library,
+    flashinfer_state,
+    target_at,
+)
 from sluice_runtime.layers.flashinfer_operators import FlashinferOperators
 from sluice_runtime.layers.rope import Angles
 from sluice_runtime.layers.stack import LayerShape, LayerStack, LayerWeights
@@ -204,7 +210,12 @@ def flashinfer_backend(
     device: torch.device, prefill: Prefill, kinds: Sequence[LayerKind] = PLAIN
 ) -> Backend:
     """Backend for one device, to which its wrappers and workspaces belong."""
-    target, library = target_at(device, prefill), flashinfer_library(device)
+    backend = backend_over(target_at(device, prefill), flashinfer_library(device), kinds)
+    return replace(backend, **_row_kernels(device))
+
+
+def backend_over(target: Target, library: Library, kinds: Sequence[LayerKind] = PLAIN) -> Backend:
+    """Backend that computes with flashinfer's functions in `library`, without kernels for rows."""
     own = FlashinferOperators(library)
     attention = FlashinferAttention(target, library)
     operators = Operators(
@@ -223,7 +234,6 @@ def flashinfer_backend(
         to_float=Tensor.float,
         draw=draw,
         graph_wrappers=partial(GraphWrappers, library, target, kinds),
-        **_row_kernels(device),
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -14,12 +13,8 @@ from sluice_runtime.engine.build import Engine, build_engine
 from sluice_runtime.engine.prepare import capture_graphs
 from sluice_runtime.layers import backend as backends
 from sluice_runtime.layers.attention import PLAIN, LayerKind
-from sluice_runtime.layers.attention_flashinfer import FlashinferAttention
-from sluice_runtime.layers.backend import TORCH, Backend
-from sluice_runtime.layers.flashinfer_graphs import GraphWrappers
+from sluice_runtime.layers.backend import Backend
 from sluice_runtime.layers.flashinfer_library import Target
-from sluice_runtime.layers.flashinfer_operators import FlashinferOperators
-from sluice_runtime.layers.stacks import Operators, PlainStack
 from torch import Tensor
 
 from tests.runtime import harness
@@ -42,26 +37,8 @@ def sample_rows(logits: Tensor, *tables: Tensor) -> Tensor:
 
 def flashinfer_backend(library: Any, kinds: Sequence[LayerKind] = PLAIN) -> Backend:
     """`library`: see `flashinfer_kernels`."""
-    attention = FlashinferAttention(TARGET, library)
-    own = FlashinferOperators(library)
-    operators = Operators(
-        own.rms_norm,
-        own.add_rms_norm,
-        own.silu_and_multiply,
-        attention,
-        attention_by=attention,
-        gelu_and_multiply=own.gelu_and_multiply,
-    )
-    return replace(
-        TORCH,
-        name="flashinfer",
-        operators=operators,
-        layers=lambda layers, shape: PlainStack(layers, shape, operators),
-        reads_whole_pages=False,
-        graph_wrappers=partial(GraphWrappers, library, TARGET, kinds),
-        sample_rows=sample_rows,
-        decode_inputs=reference.decode_inputs,
-    )
+    backend = backends.backend_over(TARGET, library, kinds)
+    return replace(backend, sample_rows=sample_rows, decode_inputs=reference.decode_inputs)
 
 
 def engines_on_flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
