@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -25,8 +25,8 @@ VERSION: Final = "0.6.13"
 BUILT: Final = Path(__file__).with_name("flashinfer_built")
 """Folder of the prebuilt libraries in an image."""
 MANIFEST: Final = "manifest.json"
-SHARED: Final = ("norm", "silu_and_mul", "gelu_tanh_and_mul")
-"""Modules that are the same for every model."""
+ACTIVATIONS: Final = ("silu_and_mul", "gelu_tanh_and_mul")
+"""Modules of activations, of which a model calls one at most."""
 SHORT: Final = {"bfloat16": "bf16", "float16": "f16"}
 """flashinfer's names of number types."""
 
@@ -90,13 +90,15 @@ class Shape:
         )
 
 
-def needed_modules(shape: Shape) -> tuple[str, ...]:
-    """Modules that every engine calls."""
+def needed_modules(shape: Shape, activations: Sequence[str] = ACTIVATIONS) -> tuple[str, ...]:
+    """Modules that every engine of a model calls. activations: the model's own; by default those
+    of any model with this shape."""
+    shared = ("norm", *activations)
     if shape.heads.sinks:
-        return (shape.sink_module(), *SHARED)
+        return (shape.sink_module(), *shared)
     kinds = (False, True) if shape.heads.windows else (False,)
     prefill = (shape.prefill_module("fa2", windowed=windowed) for windowed in kinds)
-    return (shape.decode_module(), *prefill, *SHARED)
+    return (shape.decode_module(), *prefill, *shared)
 
 
 def sink_arguments(shape: Shape) -> list[Any]:
@@ -170,9 +172,15 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def missing_modules(shape: Shape, architecture: int, folder: Path = BUILT) -> list[str]:
-    """Modules that an engine needs and `folder` lacks for its GPU, each with the reason."""
-    return _missing(needed_modules(shape), architecture, folder)
+def missing_modules(
+    shape: Shape,
+    architecture: int,
+    folder: Path = BUILT,
+    activations: Sequence[str] = ACTIVATIONS,
+) -> list[str]:
+    """Modules that an engine needs and `folder` lacks for its GPU, each with the reason.
+    activations: see `needed_modules`."""
+    return _missing(needed_modules(shape, activations), architecture, folder)
 
 
 def missing_hopper_module(shape: Shape, architecture: int, folder: Path = BUILT) -> str | None:
@@ -203,10 +211,9 @@ def _obstacle(name: str, module: Module | None, architecture: int, folder: Path)
     return None
 
 
-def unusable(shape: Shape, architecture: int, folder: Path = BUILT) -> str | None:
+def unusable(missing: Sequence[str]) -> str | None:
     """Why flashinfer cannot compute a model here; None: its kernels were built ahead, or there is
-    nvcc to compile them with when they are first called."""
-    missing = missing_modules(shape, architecture, folder)
+    nvcc to compile them with when they are first called. missing: see `missing_modules`."""
     if not missing or find_compiler() is not None:
         return None
     more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""

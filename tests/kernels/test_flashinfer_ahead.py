@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 from sluice_kernels import flashinfer_ahead as ahead
-from sluice_kernels.flashinfer_ahead import SHARED, Heads, Manifest, Shape, library
+from sluice_kernels.flashinfer_ahead import ACTIVATIONS, Heads, Manifest, Shape, library
 
 SOURCE = Path(__file__).parents[2] / "kernels" / "build_flashinfer.py"
+SHARED = ("norm", *ACTIVATIONS)
 BF16, F16 = Shape("bfloat16", Heads(128)), Shape("float16", Heads(64))
 
 
@@ -95,12 +96,12 @@ def test_a_folder_serves_the_shapes_and_gpus_that_it_was_built_for(
     builder.build_all(folder, builder.plan([BF16], [80, 90]), Compiler(tmp_path))
     for architecture in (80, 86, 89, 90):
         assert ahead.missing_modules(BF16, architecture, folder) == []
-        assert ahead.unusable(BF16, architecture, folder) is None
-    assert ahead.missing_modules(F16, 80, folder) == [
+    missing = ahead.missing_modules(F16, 80, folder)
+    assert missing == [
         f"{F16.decode_module()} (not built ahead)",
         f"{F16.prefill_module('fa2')} (not built ahead)",
     ]
-    assert ahead.unusable(F16, 80, folder) == (
+    assert ahead.unusable(missing) == (
         f"flashinfer lacks {F16.decode_module()} (not built ahead) and 1 more,"
         " and there is no nvcc to compile it"
     )
@@ -109,12 +110,27 @@ def test_a_folder_serves_the_shapes_and_gpus_that_it_was_built_for(
     assert len(on_blackwell) == 2 + len(SHARED)
 
 
+@pytest.mark.parametrize("lacking", ACTIVATIONS)
+def test_a_folder_without_an_activation_serves_the_models_that_do_not_call_it(
+    lacking: str, builder: ModuleType, tmp_path: Path
+) -> None:
+    folder, modules = tmp_path / "built", builder.plan([BF16], [90])
+    del modules[lacking]
+    builder.build_all(folder, modules, Compiler(tmp_path))
+    for activation in ACTIVATIONS:
+        missing = ahead.missing_modules(BF16, 90, folder, [activation])
+        assert missing == ([f"{lacking} (not built ahead)"] if activation == lacking else [])
+    assert ahead.missing_modules(BF16, 90, folder, []) == []
+
+
 def test_with_a_compiler_nothing_needs_to_be_built_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert ahead.unusable(BF16, 90, tmp_path) is not None
+    missing = ahead.missing_modules(BF16, 90, tmp_path)
+    assert ahead.unusable(missing) is not None
     monkeypatch.setattr(ahead, "find_compiler", lambda: "/usr/local/cuda/bin/nvcc")
-    assert ahead.unusable(BF16, 90, tmp_path) is None
+    assert ahead.unusable(missing) is None
+    assert ahead.unusable([]) is None
 
 
 def test_a_file_that_is_not_the_one_that_was_built_is_missing(

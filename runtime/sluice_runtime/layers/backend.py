@@ -32,6 +32,7 @@ from sluice_runtime.layers.attention_choice import (
 from sluice_runtime.layers.attention_flashinfer import FlashinferAttention
 from sluice_runtime.layers.attention_torch import TorchAttention
 from sluice_runtime.layers.dense import (
+    Activation,
     HeadNorm,
     add_rms_norm,
     int8_linear,
@@ -261,14 +262,15 @@ def choose_backend(
     pages: KvCacheDtype = "auto",
     kinds: Sequence[LayerKind] = PLAIN,
     native_lacks: str = "",
+    activation: Activation | None = None,
 ) -> BackendChoice:
     """The fastest backend for a model on `device`, or the backend that `setting` names.
-    `native_lacks`: see `Situation`.
+    `native_lacks`: see `Situation`; `activation`: see `LayerShape`.
 
     Raises:
         InvalidConfigError: the named backend cannot compute this model here.
     """
-    here = situation(dtype, head_dim, device, pages, kinds)
+    here = situation(dtype, head_dim, device, pages, kinds, activation)
     choice = choose_attention(replace(here, native_lacks=native_lacks), setting)
     return BackendChoice(BACKENDS[choice.name](device, choice.prefill, kinds), choice.message)
 
@@ -279,13 +281,16 @@ def situation(
     device: torch.device,
     pages: KvCacheDtype = "auto",
     kinds: Sequence[LayerKind] = PLAIN,
+    activation: Activation | None = None,
 ) -> Situation:
     """Backends that are installed and built here, as far as `device` can use them."""
     name, fp8 = _name(dtype), pages == "fp8_e4m3"
     if device.type != "cpu":
         vendor: Vendor = "AMD" if torch.version.hip else "NVIDIA"
         capability = torch.cuda.get_device_capability(device)
-        state = flashinfer_state(name, head_dim, capability, fp8_pages=fp8, kinds=kinds)
+        state = flashinfer_state(
+            name, head_dim, capability, fp8_pages=fp8, kinds=kinds, activation=activation
+        )
         gpu = GpuKind(vendor, capability)
         sinks = any(kind.sinks for kind in kinds)
         return Situation(name, head_dim, gpu, flashinfer=state, fp8_pages=fp8, sinks=sinks)

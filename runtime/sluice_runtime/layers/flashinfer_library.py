@@ -20,7 +20,8 @@ from torch import Tensor
 
 from sluice_runtime.layers.attention import PLAIN, LayerKind
 from sluice_runtime.layers.attention_choice import FlashinferState, Prefill
-from sluice_runtime.layers.flashinfer_operators import Kernels
+from sluice_runtime.layers.dense import Activation
+from sluice_runtime.layers.flashinfer_operators import Kernels, activation_modules
 
 PACKAGE: Final = "flashinfer-python"
 VERSION: Final = flashinfer_ahead.VERSION
@@ -100,9 +101,10 @@ def flashinfer_state(
     *,
     fp8_pages: bool = False,
     kinds: Sequence[LayerKind] = PLAIN,
+    activation: Activation | None = None,
 ) -> FlashinferState:
     """Whether and how flashinfer can be used for a model with these properties on a GPU of
-    `capability`."""
+    `capability`. `activation`: see `LayerShape`."""
     try:
         installed = version(PACKAGE)
     except PackageNotFoundError:
@@ -117,9 +119,12 @@ def flashinfer_state(
         flashinfer_ahead.Shape(dtype, heads, fp8_pages),
         10 * capability[0] + capability[1],
     )
+    missing = flashinfer_ahead.missing_modules(
+        shape, architecture, activations=activation_modules(activation)
+    )
     return FlashinferState(
-        flashinfer_ahead.unusable(shape, architecture),
-        to_compile=len(flashinfer_ahead.missing_modules(shape, architecture)),
+        flashinfer_ahead.unusable(missing),
+        to_compile=len(missing),
         fa3_missing=flashinfer_ahead.missing_hopper_module(shape, architecture),
         compiler=flashinfer_ahead.find_compiler() is not None,
     )

@@ -49,6 +49,13 @@ class Kernels(Protocol):
     def gelu_tanh_and_mul(self, input: Tensor) -> Tensor: ...
 
 
+def activation_modules(activation: dense.Activation | None) -> tuple[str, ...]:
+    """Modules of flashinfer that compute a model's activation; None: silu(gate) x up."""
+    if activation is None:
+        return ("silu_and_mul",)
+    return ("gelu_tanh_and_mul",) if activation is dense.gelu_and_multiply else ()
+
+
 class FlashinferOperators:
     """Norms and activation by kernels: see `layers.dense` for what each computes."""
 

@@ -71,6 +71,7 @@ def load_model(
         pages,
         family.layer_kinds(spec),
         family.native_lacks,
+        spec.activation,
     )
     kernels = with_pages(with_weights(choice.backend, placement.weights), pages)
     held_as = "" if placement.weights == "auto" else f"; matrices: {placement.weights}"

@@ -162,7 +162,14 @@ def site(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Sit
         backend = flashinfer_backend(flashinfer_on_cpu(monkeypatch), kinds)
     else:
         capability = torch.cuda.get_device_capability()
-        state = flashinfer_state("bfloat16", head_dim, capability, fp8_pages=bool(fp8), kinds=kinds)
+        state = flashinfer_state(
+            "bfloat16",
+            head_dim,
+            capability,
+            fp8_pages=bool(fp8),
+            kinds=kinds,
+            activation=spec.activation,
+        )
         if state.missing:
             pytest.skip(state.missing)
         backend, dtype = BACKENDS["flashinfer"](place, "fa2", kinds), torch.bfloat16
