@@ -53,7 +53,7 @@ def _kernels() -> Iterator[str]:
     ahead.use_built()
     wanted = os.environ
     architectures = [int(one) for one in wanted["ARCHITECTURES"].split()]
-    heads = [ahead.Heads.of(one) for one in wanted["HEADS"].split()]
+    heads = [ahead.Heads.parse(one) for one in wanted["HEADS"].split()]
     for architecture in architectures:
         for shape in ahead.shapes(wanted["DTYPES"].split(), heads):
             yield from ahead.missing_modules(shape, architecture)

@@ -27,6 +27,7 @@ from typing import Any, Final
 
 from sluice_kernels.flashinfer_ahead import (
     BUILT,
+    HEADS_FORM,
     SHORT,
     VERSION,
     Heads,
@@ -43,7 +44,7 @@ from sluice_kernels.flashinfer_ahead import (
 
 ARCHITECTURES: Final = (80, 90, 100)
 """Compute capabilities: A100 and its generation up to 8.9; H100 and H200; B200."""
-HEADS: Final = tuple(map(Heads.of, ("64", "128", "128w", "256w", "64ws")))
+HEADS: Final = tuple(map(Heads.parse, ("64", "128", "128w", "256w", "64ws")))
 """Heads of most models, then those of Gemma 3 and of gpt-oss."""
 TARGETS: Final = "FLASHINFER_CUDA_ARCH_LIST"
 
@@ -191,7 +192,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, nargs="?", default=BUILT)
     parser.add_argument("-a", "--architectures", type=int, nargs="+", default=ARCHITECTURES)
     parser.add_argument("--dtypes", nargs="+", choices=SHORT, default=list(SHORT))
-    parser.add_argument("--heads", type=Heads.of, nargs="+", default=HEADS, help=Heads.of.__doc__)
+    parser.add_argument("--heads", type=Heads.parse, nargs="+", default=HEADS, help=HEADS_FORM)
     parser.add_argument("--compared", action="store_true", help=f"{', '.join(COMPARED)} as well")
     parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()) / "flashinfer")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))

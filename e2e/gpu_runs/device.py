@@ -63,7 +63,7 @@ def missing_modules(device: CudaDevice, heads: tuple[str, ...]) -> list[str]:
         sys.path.append(str(KERNELS))
     from sluice_kernels import flashinfer_ahead as ahead
 
-    shapes = ahead.shapes(["bfloat16"], map(ahead.Heads.of, heads))
+    shapes = ahead.shapes(["bfloat16"], map(ahead.Heads.parse, heads))
     every = (shape for shape in shapes if not shape.fp8_pages)
     missing = (ahead.missing_modules(shape, device.architecture) for shape in every)
     return list(dict.fromkeys(module for modules in missing for module in modules))

@@ -11,8 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
+from argparse import ArgumentTypeError
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -29,6 +31,9 @@ ACTIVATIONS: Final = ("silu_and_mul", "gelu_tanh_and_mul")
 """Modules of activations, of which a model calls one at most."""
 SHORT: Final = {"bfloat16": "bf16", "float16": "f16"}
 """flashinfer's names of number types."""
+HEADS_FORM: Final = (
+    "a head dimension, followed by w if layers have sliding windows, s if they have sinks, or ws"
+)
 
 
 class Heads(NamedTuple):
@@ -41,18 +46,17 @@ class Heads(NamedTuple):
     """Layers have attention sinks; FA2 computes these."""
 
     @classmethod
-    def of(cls, text: str) -> Heads:
-        """Heads that a text names: `128`; `256w` where layers have sliding windows, `64ws` where
-        they have attention sinks too.
+    def parse(cls, text: str) -> Heads:
+        """Heads that a word of a command line names: see `HEADS_FORM`.
 
         Raises:
-            ValueError: the text has another form.
+            argparse.ArgumentTypeError: the word has another form.
         """
-        dim = text.rstrip("ws")
-        kinds = text.removeprefix(dim)
-        if kinds not in ("", "w", "s", "ws"):
-            raise ValueError(f"{text}: allowed are a number, and w, s or ws after it")
-        return cls(int(dim), "w" in kinds, "s" in kinds)
+        parts = re.fullmatch(r"([1-9][0-9]*)(w?)(s?)", text)
+        if parts is None:
+            raise ArgumentTypeError(f"{text} is not allowed; allowed: {HEADS_FORM}")
+        dim, windows, sinks = parts.groups()
+        return cls(int(dim), bool(windows), bool(sinks))
 
 
 @dataclass(frozen=True)
