@@ -49,8 +49,8 @@ def capture(step: Callable[[], None]) -> Callable[[], None]:
 def launches(step: Callable[[], None]) -> Counter[str]:
     """Operations of a step that a GPU would launch, by name: neither views nor allocations."""
     step()
-    made = (call.args[0] if call.func is _again else call.func for call in _recorded(step))
-    names = (each.__qualname__.rpartition("::")[2] for each in made)
+    operations = (call.args[0] if call.func is _again else call.func for call in _recorded(step))
+    names = (operation.__qualname__.rpartition("::")[2] for operation in operations)
     return Counter(name for name in names if name.partition(".")[0] not in _NO_LAUNCH)
 
 

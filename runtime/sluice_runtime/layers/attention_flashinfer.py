@@ -25,7 +25,7 @@ from sluice_runtime.kv.pool import PagePool
 from sluice_runtime.layers.attention import AttentionRule, LayerKind, Run, TokenLayout
 from sluice_runtime.layers.attention_plan import (
     AttentionPlan,
-    Kind,
+    PartKind,
     PlanPart,
     PrefillKernels,
     page_indices,
@@ -57,7 +57,7 @@ class StepWrapper:
     def __init__(
         self,
         library: Library,
-        kind: Kind,
+        kind: PartKind,
         wrapper: Wrapper,
         layers: LayerKind,
         copied: CopyEvent | None,
@@ -192,7 +192,7 @@ class FlashinferAttention:
     def __init__(self, target: Target, library: Library) -> None:
         self._target = target
         self._library = library
-        self._wrappers: dict[LayerKind, dict[Kind, StepWrapper]] = {}
+        self._wrappers: dict[LayerKind, dict[PartKind, StepWrapper]] = {}
         self._workspace: Tensor | None = None
         self._caches: dict[int, LayerCache] = {}
         """Caches by layer of `_pool`."""
@@ -236,10 +236,10 @@ class FlashinferAttention:
             self._caches[layer] = layer_cache(pool, layer, heads, sinks)
         return self._caches[layer]
 
-    def _made(self, pool: PagePool, heads: int, layers: LayerKind) -> dict[Kind, StepWrapper]:
+    def _made(self, pool: PagePool, heads: int, layers: LayerKind) -> dict[PartKind, StepWrapper]:
         library, workspace = self._library, self._shared_workspace(head_shape(pool, heads))
         prefill = partial(library.BatchPrefillWithPagedKVCacheWrapper, workspace, kv_layout=LAYOUT)
-        every: dict[Kind, Wrapper] = {
+        every: dict[PartKind, Wrapper] = {
             "decode": decode_wrapper(library, workspace, pool, heads, layers)
         }
         choice = self._target.prefill if layers.plain else "fa2"

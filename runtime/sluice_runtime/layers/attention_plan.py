@@ -18,7 +18,7 @@ from sluice_runtime.layers.attention import RowNumbers, TokenLayout
 
 Int32 = NDArray[np.int32]
 PrefillKernels = Literal["fa2", "fa3"]
-Kind = Literal["fa2", "fa3", "decode"]
+PartKind = Literal["fa2", "fa3", "decode"]
 
 LARGE_TILE_OVER: Final = 64
 """Mean number of queries above which FA2 uses tiles of 128; a query counts once for each query head
@@ -63,7 +63,7 @@ class PlanPart:
     """Rows of a step that one kernel computes. Every row attends causally, so a row of one query,
     its last token, attends to its whole context."""
 
-    kind: Kind
+    kind: PartKind
     rows: slice
     tokens: slice
     plan: AttentionPlan
@@ -115,7 +115,7 @@ def _one_call(tokens: int, rows: int, group: int, kernels: PrefillKernels) -> bo
     return kernels == "fa2" and tokens * group // rows > LARGE_TILE_OVER
 
 
-def _part(kind: Kind, numbers: RowNumbers, rows: slice, page_size: int) -> PlanPart:
+def _part(kind: PartKind, numbers: RowNumbers, rows: slice, page_size: int) -> PlanPart:
     begins = numbers.begins[rows.start : rows.stop + 1]
     plan = plan_rows(begins, numbers.contexts[rows], page_size)
     return PlanPart(kind, rows, slice(int(begins[0]), int(begins[-1])), plan)

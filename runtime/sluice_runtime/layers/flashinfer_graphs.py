@@ -43,7 +43,7 @@ class GraphWorkspaces:
     """Workspaces by the kind of layers: a replay reads the plans of all kinds."""
 
 
-class KindWrapper:
+class LayerKindWrapper:
     """Computes the layers of one kind, in steps of `batch` rows of one token."""
 
     def __init__(
@@ -100,7 +100,7 @@ class GraphWrapper:
     """Computes `batch` rows of one token; rows that a step does not fill are padding."""
 
     batch: int
-    wrappers: Mapping[LayerKind, KindWrapper]
+    wrappers: Mapping[LayerKind, LayerKindWrapper]
 
     def plan(self, indptr: Tensor, last_page_len: Tensor) -> None:
         """See `layers.attention.GraphAttention`."""
@@ -136,7 +136,7 @@ class GraphWrappers:
         batch = len(rows.last_page_len)
         self._workspaces = workspaces = self._workspaces or self._allocated(batch)
         where = self._library, workspaces, rows, self._pool, self._heads
-        return GraphWrapper(batch, {kind: KindWrapper(*where, kind) for kind in self._kinds})
+        return GraphWrapper(batch, {kind: LayerKindWrapper(*where, kind) for kind in self._kinds})
 
     def _allocated(self, batch: int) -> GraphWorkspaces:
         shape = head_shape(self._pool, self._heads)

@@ -59,11 +59,11 @@ class Operators:
     gelu_and_multiply: Activation = gelu_and_multiply
     """[n, 2 x width], gate first → [n, width]."""
 
-    def activation(self, wanted: Activation | None) -> Activation:
-        """The function that computes a layer's activation; None: `silu_and_multiply`."""
-        if wanted is gelu_and_multiply:
+    def activation(self, activation: Activation | None) -> Activation:
+        """The function that computes a model's activation; None: `silu_and_multiply`."""
+        if activation is gelu_and_multiply:
             return self.gelu_and_multiply
-        return wanted or self.silu_and_multiply
+        return activation or self.silu_and_multiply
 
 
 @dataclass(frozen=True)
