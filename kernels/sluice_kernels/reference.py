@@ -9,7 +9,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
+
+from sluice_kernels.packed import Grouping, PackedMatrix, dequantised
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -34,6 +37,32 @@ def silu_and_multiply(gate_up: Tensor) -> Tensor:
 def int8_product(x: Tensor, values: Tensor, scales: Tensor) -> Tensor:
     """x (values x scales)^T: [n, in], [out, in] of int8, [out] → [n, out]."""
     return (x.float() @ values.float().T * scales).to(x.dtype)
+
+
+def packed_product(
+    x: Tensor,
+    matrix: PackedMatrix,
+    bias: Tensor | None = None,
+    grouping: Grouping | None = None,
+) -> Tensor:
+    """x matrix^T + bias: [n, in] and bias [out] → [n, out]. With a grouping, rows are sorted by
+    expert; matrix and bias have another dimension of experts, and there are as many rows as
+    `counts` adds up to."""
+    weight = dequantised(matrix)
+    if grouping is None:
+        return _product(x, weight, bias).to(x.dtype)
+    counts = grouping.counts.tolist()
+    own = x if grouping.reads is None else x[grouping.reads // grouping.top]
+    biases = [None] * len(counts) if bias is None else bias
+    parts = zip(torch.split(own, counts), weight, biases, strict=True)
+    rows = torch.cat([_product(*part) for part in parts]).to(x.dtype)
+    if grouping.writes is None:
+        return rows
+    return torch.empty_like(rows).index_copy_(0, grouping.writes.long(), rows)
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return F.linear(x.float(), weight, None if bias is None else bias.float())
 
 
 def rotate_and_store(

@@ -1,7 +1,7 @@
 """Compiles the GPU kernels ahead: `python -m sluice_kernels.triton.build [FOLDER] [-a 80 90 100]`.
 
-Covers the shapes of common models. Needs no GPU and no compiler but Triton's; takes about ten
-seconds for each architecture. By default FOLDER is where engines look, next to this file. An engine
+Covers the shapes of common models. Needs no GPU and no compiler but Triton's; takes about a minute
+for each architecture. By default FOLDER is where engines look, next to this file. An engine
 compiles programs that are not in it at its start, in about a second each; TRITON_CACHE_DIR names
 the folder for those.
 """
@@ -17,6 +17,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from sluice_kernels.packed import Grouping, Kind, PackedMatrix
 from sluice_kernels.reference import DecodeTensors
 from sluice_kernels.triton import calls
 from sluice_kernels.triton.calls import Program
@@ -28,6 +29,10 @@ DTYPES: Final = (torch.bfloat16, torch.float16)
 HEAD_DIMS: Final = (64, 128)
 FINE_NORM_DIMS: Final = (128, 256)
 """Head dimensions of models whose head norms have weights of float32: those of Gemma 3."""
+_GROUP: Final = 128
+"""Inputs that share a scale."""
+_ROWS: Final = (1, 64)
+"""Rows of products: one for each tile."""
 LOGITS: Final = (torch.float32, *DTYPES)
 """Types of logits: a graph samples from those of the model, other steps convert them first."""
 
@@ -44,6 +49,7 @@ def programs() -> Iterator[Program]:
     for dtype, vocabulary in itertools.product(LOGITS, (16, 1)):  # a multiple of 16, and another
         yield sampling(dtype, vocabulary)
     yield decoding()
+    yield from products()
 
 
 def rotary(dtype: torch.dtype, dim: int, norm: torch.dtype | None, ids: torch.dtype) -> Program:
@@ -73,6 +79,47 @@ def decoding() -> Program:
     read = number, number, number, table, token
     step = DecodeTensors(*read, token, token, token, token, number, page_size=16, padding_page=1)
     return calls.decode_inputs(step).program()
+
+
+def products() -> Iterator[Program]:
+    """Programs of products with packed weights, whatever their sizes: FP8; INT4 in groups of 128;
+    experts in MXFP4 with biases; experts of plain numbers."""
+    single, half, byte = torch.float32, torch.float16, torch.uint8
+    wide = 4096
+    for dtype, fp8, rows in itertools.product(DTYPES, (True, False), _ROWS):
+        numbers = _meta(64, wide if fp8 else wide // 2, dtype=byte)
+        scales = _meta(64, wide // _GROUP, dtype=single if fp8 else half)
+        zeros = None if fp8 else _meta(64, wide // _GROUP, dtype=byte)
+        matrix = PackedMatrix(Kind.FP8 if fp8 else Kind.INT4, numbers, scales, zeros)
+        for biased in (True, False):
+            yield product(matrix, dtype, rows, biased)
+        if dtype is torch.bfloat16:
+            yield from grouped(matrix, rows, biased=False)
+    for rows in _ROWS:
+        blocks = _meta(64, wide // 2, dtype=byte), _meta(64, wide // 32, dtype=byte)
+        yield from grouped(PackedMatrix(Kind.MXFP4, *blocks), rows, biased=True)
+        plain = PackedMatrix(Kind.PLAIN, _meta(64, wide, dtype=torch.bfloat16))
+        yield from grouped(plain, rows, biased=False)
+
+
+def product(matrix: PackedMatrix, dtype: torch.dtype, rows: int, biased: bool) -> Program:
+    """Program of a product with one matrix [out, in]."""
+    outs, width = matrix.shape
+    bias = _meta(outs, dtype=dtype) if biased else None
+    x, out = _meta(rows, width, dtype=dtype), _meta(rows, outs, dtype=dtype)
+    return calls.packed_product(x, matrix, bias, out).program()
+
+
+def grouped(matrix: PackedMatrix, rows: int, *, biased: bool) -> Iterator[Program]:
+    """Programs of a part of experts, before and after the activation, in bfloat16. `matrix`: that
+    of one expert; `rows`: those of one expert."""
+    outs, width = matrix.shape
+    stacked, dtype = matrix.view(1, outs), torch.bfloat16
+    count, order = _meta(1, dtype=torch.int32), _meta(rows, dtype=torch.int32)
+    bias = _meta(1, outs, dtype=dtype) if biased else None
+    x, out = _meta(rows, width, dtype=dtype), _meta(rows, outs, dtype=dtype)
+    for grouping in (Grouping(count, reads=order), Grouping(count, writes=order)):
+        yield calls.packed_product(x, stacked, bias, out, grouping).program()
 
 
 def _meta(*shape: int, dtype: torch.dtype) -> Tensor:

@@ -6,6 +6,7 @@ types of its arguments and its constants determine the program that serves it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -13,6 +14,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from sluice_kernels.packed import BLOCK, Grouping, Kind, PackedMatrix
 from sluice_kernels.reference import DecodeTensors
 
 POINTERS: Final = {
@@ -22,6 +24,7 @@ POINTERS: Final = {
     torch.float64: "*fp64",
     torch.int32: "*i32",
     torch.int64: "*i64",
+    torch.uint8: "*u8",
 }
 """Triton's name of a tensor's type."""
 _ROTARY_WARPS, _ROTARY_PAIRS = 2, 512
@@ -31,6 +34,25 @@ _SAMPLE_WARPS, _SAMPLE_TOKENS = 8, 2048
 fit on a multiprocessor, so that 256 rows are sampled at once on 132 of them."""
 _LISTING_WARPS, _LISTED_PAGES = 1, 128
 """A program lists this many pages of a row at a time: 2,048 tokens in pages of 16."""
+_EXPERT_SLOTS: Final = 256
+MIN_CAPABILITY: Final = 80
+"""Compute capability from which GPUs multiply bfloat16, times ten."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What one program of a product computes, and the warps that do it."""
+
+    rows: int
+    outputs: int
+    inputs: int
+    warps: int
+
+
+_FEW_ROWS: Final = Tile(16, 64, 128, 4)
+"""Reads weights: as many bytes are under way as fit."""
+_MANY_ROWS: Final = Tile(64, 128, 64, 8)
+"""Multiplies: weights that are unpacked serve 64 rows."""
 
 Value = int | float
 Constant = int | None
@@ -47,6 +69,8 @@ class Program:
     multiples: tuple[str, ...]
     """Addresses and integers that are multiples of 16, which the program relies on."""
     warps: int
+    min_capability: int = 0
+    """Compute capability that it needs, times ten."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +87,14 @@ class Call:
     warps: int
     multiples: tuple[str, ...]
     """Addresses and integers that are multiples of 16: programs read and write 16 bytes at once."""
+    min_capability: int = 0
 
     def program(self) -> Program:
         """The program that serves this call."""
         types = tuple((name, _type(value)) for name, value in self.arguments.items())
         constants = tuple(self.constants.items())
-        return Program(self.kernel, types, constants, self.multiples, self.warps)
+        compiled_in = types, constants, self.multiples, self.warps
+        return Program(self.kernel, *compiled_in, self.min_capability)
 
 
 def _type(value: Tensor | Value) -> str:
@@ -145,6 +171,65 @@ def sample_rows(
         warps=_SAMPLE_WARPS,
         multiples=() if vocabulary % 16 else ("logits", "vocabulary"),
     )
+
+
+def packed_product(
+    x: Tensor,
+    matrix: PackedMatrix,
+    bias: Tensor | None,
+    out: Tensor,
+    grouping: Grouping | None = None,
+    tile: Tile | None = None,
+) -> Call:
+    """See `reference.packed_product`; `out` [rows, out] is written."""
+    *_, outs, width = matrix.shape
+    rows, experts = len(out), 0 if grouping is None else len(grouping.counts)
+    tile = tile or tile_for(rows // max(1, experts))
+    blocks = -(-rows // tile.rows)
+    if grouping is not None:  # each expert may leave a block that is not full
+        blocks = min(rows, rows // tile.rows + min(rows, experts))
+    per_tile = inputs_of_tile(matrix, tile)
+    optional = {"scales": matrix.scales, "zeros": matrix.zeros, "bias": bias}
+    if grouping is None:
+        optional |= {"counts": None, "reads": None, "writes": None}
+    else:
+        by_expert = {"reads": grouping.reads, "writes": grouping.writes}
+        optional |= {"counts": grouping.counts, **by_expert}
+    given = {name: tensor for name, tensor in optional.items() if tensor is not None}
+    is_cut = matrix.kind is not Kind.PLAIN and matrix.group == BLOCK
+    return Call(
+        kernel="packed_product",
+        grid=(blocks, -(-outs // tile.outputs)),
+        arguments={"x": x, "numbers": matrix.numbers, **given, "out": out}
+        | {"rows": rows, "width": width, "outs": outs, "group": matrix.group}
+        | {"groups": width // matrix.group, "experts": experts}
+        | {"top": 1 if grouping is None else grouping.top},
+        constants={"KIND": int(matrix.kind), "EXPERTS": _expert_slots(experts)}
+        | {"SHARED": per_tile // matrix.group if is_cut else 0}
+        | {"BLOCK_M": tile.rows, "BLOCK_N": tile.outputs, "BLOCK_K": per_tile}
+        | {name: None for name in optional if name not in given},
+        warps=tile.warps,
+        multiples=("x", "numbers", "width", *(() if outs % 16 else ("out", "outs"))),
+        min_capability=MIN_CAPABILITY,
+    )
+
+
+def tile_for(rows: int) -> Tile:
+    """The tile for products of `rows` rows of each matrix."""
+    return _FEW_ROWS if rows <= _FEW_ROWS.rows else _MANY_ROWS
+
+
+def inputs_of_tile(matrix: PackedMatrix, tile: Tile) -> int:
+    """Inputs that a program reads at a time: whole groups of the smallest size, else a part of one
+    group."""
+    if matrix.group == BLOCK or matrix.group == matrix.shape[-1]:
+        return tile.inputs
+    return math.gcd(matrix.group, tile.inputs)
+
+
+def _expert_slots(experts: int) -> int:
+    """Counts that a program reads: equal for most models, so that these share the program."""
+    return max(_EXPERT_SLOTS, _power_of_two(experts)) if experts else 1
 
 
 def _power_of_two(least: int) -> int:

@@ -12,12 +12,12 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from sluice_kernels.architectures import built_for
 from sluice_kernels.triton.calls import Program
 
-SOURCES: Final = Path(__file__).with_name("kernels.py")
+SOURCES: Final = tuple(Path(__file__).with_name(name) for name in ("kernels.py", "products.py"))
 BUILT: Final = Path(__file__).with_name("built")
 """Folder of the precompiled cubins in an image."""
 MANIFEST: Final = "manifest.json"
@@ -40,9 +40,7 @@ def compile_program(program: Program, architecture: int) -> Cubin:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from sluice_kernels.triton import kernels
-
-    function = getattr(kernels, program.kernel)
+    function = function_of(program.kernel)
     types = dict(program.types)
     source = ASTSource(
         fn=function,
@@ -61,9 +59,16 @@ def compile_program(program: Program, architecture: int) -> Cubin:
     return Cubin(compiled.asm["cubin"], compiled.metadata.shared)
 
 
+def function_of(kernel: str) -> Any:
+    """The Triton function of that name. Needs Triton."""
+    from sluice_kernels.triton import kernels, products
+
+    return getattr(kernels, kernel, None) or getattr(products, kernel)
+
+
 def file_name(program: Program, architecture: int) -> str:
     """File name of a compiled program, with a hash of the kernels' sources."""
-    made_of = SOURCES.read_bytes() + repr(program).encode()
+    made_of = b"".join(path.read_bytes() for path in SOURCES) + repr(program).encode()
     return f"{program.kernel}-{hashlib.sha256(made_of).hexdigest()[:16]}-sm{architecture}.cubin"
 
 
@@ -89,13 +94,15 @@ class CubinFolder:
 
 
 def write_folder(folder: Path, programs: Iterable[Program], architectures: Iterable[int]) -> int:
-    """Compiles all programs for all architectures, then writes the manifest; returns the number of
-    cubins."""
+    """Compiles all programs for all architectures that can run them, then writes the manifest;
+    returns the number of cubins."""
     folder.mkdir(parents=True, exist_ok=True)
     wanted, kept = sorted(set(architectures)), {}
     every = list(programs)
     for architecture in wanted:
         for program in every:
+            if architecture < program.min_capability:
+                continue
             cubin = compile_program(program, architecture)
             name = file_name(program, architecture)
             (folder / name).write_bytes(cubin.code)

@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from sluice_kernels.packed import Grouping, Kind, PackedMatrix
 from sluice_kernels.reference import DecodeTensors
 from sluice_kernels.triton import calls
 from sluice_kernels.triton.cubins import CubinFolder
@@ -46,6 +47,21 @@ def sample_rows(
     """See `reference.sample_rows`."""
     operator = torch.ops.sluice_triton.sample_rows.default
     return cast(Tensor, operator(logits, rows, positions, reals, wholes))
+
+
+def packed_product(
+    x: Tensor,
+    matrix: PackedMatrix,
+    bias: Tensor | None = None,
+    grouping: Grouping | None = None,
+) -> Tensor:
+    """See `reference.packed_product`."""
+    operator = torch.ops.sluice_triton.packed_product.default
+    stored = int(matrix.kind), matrix.numbers, matrix.scales, matrix.zeros
+    if grouping is None:
+        return cast(Tensor, operator(x, *stored, bias, None, None, None, 1))
+    by_expert = grouping.counts, grouping.reads, grouping.writes, grouping.top
+    return cast(Tensor, operator(x, *stored, bias, *by_expert))
 
 
 @cache
@@ -116,6 +132,40 @@ def _sample_rows(
     return tokens
 
 
+def _products(
+    x: Tensor,
+    kind: int,
+    numbers: Tensor,
+    scales: Tensor | None,
+    zeros: Tensor | None,
+    bias: Tensor | None,
+    counts: Tensor | None,
+    reads: Tensor | None,
+    writes: Tensor | None,
+    top: int,
+) -> Tensor:
+    return x.new_empty((len(x if reads is None else reads), numbers.shape[-2]))
+
+
+def _packed_product(
+    x: Tensor,
+    kind: int,
+    numbers: Tensor,
+    scales: Tensor | None,
+    zeros: Tensor | None,
+    bias: Tensor | None,
+    counts: Tensor | None,
+    reads: Tensor | None,
+    writes: Tensor | None,
+    top: int,
+) -> Tensor:
+    out = _products(x, kind, numbers, scales, zeros, bias, counts, reads, writes, top)
+    matrix = PackedMatrix(Kind(kind), numbers, scales, zeros)
+    grouping = None if counts is None else Grouping(counts, reads, writes, top)
+    _launch(calls.packed_product(x.contiguous(), matrix, bias, out, grouping), x.device)
+    return out
+
+
 def _register(schema: str, launch: Callable[..., object], fake: Callable[..., object]) -> None:
     """Registers an operator. fake: computes the result's shape and type for tensors without
     data."""
@@ -143,4 +193,10 @@ _register(
     " -> Tensor",
     _sample_rows,
     _tokens,
+)
+_register(
+    "packed_product(Tensor x, int kind, Tensor numbers, Tensor? scales, Tensor? zeros,"
+    " Tensor? bias, Tensor? counts, Tensor? reads, Tensor? writes, int top) -> Tensor",
+    _packed_product,
+    _products,
 )

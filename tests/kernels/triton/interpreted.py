@@ -16,10 +16,13 @@ from typing import Any, Final
 
 import torch
 from sluice_kernels import reference
+from sluice_kernels.packed import Grouping, Kind, PackedMatrix
 from sluice_kernels.reference import DecodeTensors
 from sluice_kernels.triton import calls
 from sluice_runtime.engine.sampling import draw
+from torch import Tensor
 
+from tests.kernels.packed_matrices import packed_matrix
 from tests.kernels.triton.sampled_rows import (
     KINDS,
     assert_sampled,
@@ -40,11 +43,11 @@ Case = Callable[[], None]
 
 
 def run(call: calls.Call) -> None:
-    from sluice_kernels.triton import kernels
+    from sluice_kernels.triton.cubins import function_of
 
     count_to_numbers_of_one_element()
-    kernel = getattr(kernels, call.kernel)
-    kernel[call.grid](**call.arguments, **call.constants)
+    multiply_bfloat16()
+    function_of(call.kernel)[call.grid](**call.arguments, **call.constants)
 
 
 @cache
@@ -60,6 +63,25 @@ def count_to_numbers_of_one_element() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = patched
+
+
+@cache
+def multiply_bfloat16() -> None:
+    """The interpreter's numpy has no bfloat16, whose bits it multiplies as whole numbers."""
+    from triton import language as tl
+    from triton.runtime import interpreter
+
+    builder = interpreter.InterpreterBuilder
+    multiply = builder.create_dot
+
+    def patched(self: Any, a: Any, b: Any, *others: Any) -> Any:
+        a, b = (
+            self.cast_impl(each, tl.float32) if each.dtype.scalar == tl.bfloat16 else each
+            for each in (a, b)
+        )
+        return multiply(self, a, b, *others)
+
+    builder.create_dot = patched
 
 
 def rotated(dtype: torch.dtype, dim: int, normed: bool, tokens: int, ids: torch.dtype) -> None:
@@ -136,6 +158,75 @@ def decoded(contexts: list[int], batch: int, page_size: int, block: int) -> None
     assert ours[4][-3:].tolist() == [-5] * 3, "only the listed pages are written"
 
 
+def multiplied(
+    matrix: Callable[[], PackedMatrix],
+    dtype: torch.dtype,
+    rows: int,
+    tile: calls.Tile,
+    biased: bool,
+) -> None:
+    torch.manual_seed(rows)
+    weight = matrix()
+    *_, outs, width = weight.shape
+    x, bias = torch.randn(rows, width).to(dtype), torch.randn(outs).to(dtype) if biased else None
+    out = torch.full((rows, outs), torch.nan, dtype=dtype)
+    run(calls.packed_product(x, weight, bias, out, tile=tile))
+    assert_multiplied(out, reference.packed_product(x.float(), weight, bias))
+
+
+def grouped(kind: Kind, dtype: torch.dtype, counts: list[int], top: int, biased: bool) -> None:
+    """Rows are read from their tokens and sorted by expert, then written back to their places."""
+    torch.manual_seed(len(counts))
+    rows, outs, width = sum(counts), 24, 64
+    weight = packed_matrix(kind, len(counts), outs, width, dtype=dtype)
+    bias = torch.randn(len(counts), outs).to(dtype) if biased else None
+    of_experts, order = torch.tensor(counts, dtype=torch.int32), torch.randperm(rows).int()
+    for grouping, read in (
+        (Grouping(of_experts), rows),
+        (Grouping(of_experts, reads=order, top=top), rows // top),
+        (Grouping(of_experts, writes=order), rows),
+    ):
+        x, out = (
+            torch.randn(read, width).to(dtype),
+            torch.full((rows, outs), torch.nan, dtype=dtype),
+        )
+        run(calls.packed_product(x, weight, bias, out, grouping, calls.Tile(16, 16, 64, 4)))
+        assert_multiplied(out, reference.packed_product(x.float(), weight, bias, grouping))
+
+
+def assert_multiplied(out: Tensor, wanted: Tensor) -> None:
+    """Errors of rounding add up over the inputs: they are compared with the whole result."""
+    assert out.isfinite().all()
+    error = (out.float() - wanted).norm() / wanted.norm()
+    assert error < WITHIN[out.dtype], error
+
+
+def products() -> Iterator[tuple[str, Case]]:
+    half, brain, single = torch.float16, torch.bfloat16, torch.float32
+    small, wide = calls.Tile(16, 16, 64, 4), calls.Tile(16, 32, 128, 4)
+    # The last tile of rows, outputs and inputs is not full.
+    for name, make, dtype, tile in (
+        ("plain", partial(packed_matrix, Kind.PLAIN, 24, 96, dtype=brain), brain, small),
+        ("fp8-channels", partial(packed_matrix, Kind.FP8, 24, 96, group=96), brain, small),
+        ("fp8-blocks", partial(packed_matrix, Kind.FP8, 40, 256, group=128), half, wide),
+        ("fp8-narrow-blocks", partial(packed_matrix, Kind.FP8, 24, 96), single, small),
+        ("int4", partial(packed_matrix, Kind.INT4, 40, 192, group=64), half, wide),
+        ("int4-narrow", partial(packed_matrix, Kind.INT4, 24, 96), brain, small),
+        ("int4-one-group", partial(packed_matrix, Kind.INT4, 24, 96, group=96), single, small),
+        ("int4-no-zeros", partial(packed_matrix, Kind.INT4, 24, 64, zeros=False), half, small),
+        ("mxfp4", partial(packed_matrix, Kind.MXFP4, 24, 160), brain, small),
+        ("mxfp4-half", partial(packed_matrix, Kind.MXFP4, 24, 64), half, wide),
+    ):
+        for rows, biased in ((1, True), (17, False)):
+            case = partial(multiplied, make, dtype, rows, tile, biased)
+            yield f"packed_product-{name}-{rows}", case
+    for kind, dtype in ((Kind.PLAIN, brain), (Kind.MXFP4, brain), (Kind.INT4, half)):
+        # Experts without rows, with more than a tile of them, at the end and at the beginning.
+        for counts, top in (([0, 17, 1, 0, 2], 4), ([3, 0], 1)):
+            case = partial(grouped, kind, dtype, counts, top, kind is not Kind.INT4)
+            yield f"packed_product-{kind.name}-of-{len(counts)}", case
+
+
 def cases() -> Iterator[tuple[str, Case]]:
     odd = {64: 1, 80: 3, 96: 2, 128: 7}
     for (dtype, dim), normed in itertools.product(itertools.product(WITHIN, odd), (False, True)):
@@ -147,6 +238,7 @@ def cases() -> Iterator[tuple[str, Case]]:
     for (dtype, size), kind in itertools.product(sizes, KINDS):
         yield f"sample_rows-{dtype}-{kind}", partial(sampled, kind, dtype, *size)
     yield "uniform_at", hashed
+    yield from products()
     for contexts, batch in (([1], 1), ([16, 17, 1, 90], 4), ([5, 64], 8)):
         for block in (2, 128):
             name = f"decode_inputs-{len(contexts)}-of-{batch}-{block}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from sluice_kernels.packed import Grouping, Kind, PackedMatrix
 from sluice_kernels.reference import DecodeTensors
 from sluice_kernels.triton import calls
 from torch import Tensor
@@ -60,3 +61,38 @@ def decode_call(device: str = "meta") -> calls.Call:
     read = int32(TOKENS), int32(TOKENS), int32(TOKENS + 1), table, table.view(-1)[: TOKENS + 1]
     written = token, token, token, token, int32(99)
     return calls.decode_inputs(DecodeTensors(*read, *written, PAGE, PAGES))
+
+
+def product_call(
+    kind: Kind,
+    rows: int = TOKENS,
+    dtype: torch.dtype = torch.bfloat16,
+    *,
+    group: int = 128,
+    grouped: str = "",
+    biased: bool = False,
+    device: str = "meta",
+) -> calls.Call:
+    """grouped: "reads", "writes" or nothing; rows: those of one expert."""
+    outs, width, experts = 192, 256, (3,) if grouped else ()
+
+    def like(*shape: int, of: torch.dtype = dtype) -> Tensor:
+        return torch.zeros(shape, dtype=of, device=device)
+
+    numbers, byte = like(*experts, outs, width // kind.in_a_byte, of=torch.uint8), torch.uint8
+    scale = {Kind.FP8: torch.float32, Kind.INT4: torch.float16, Kind.MXFP4: byte}
+    if kind is Kind.PLAIN:
+        matrix = PackedMatrix(kind, like(*experts, outs, width))
+    else:
+        matrix = PackedMatrix(kind, numbers, like(*experts, outs, width // group, of=scale[kind]))
+    if kind is Kind.INT4:
+        zeros = like(*experts, outs, width // group, of=byte)
+        matrix = PackedMatrix(kind, numbers, matrix.scales, zeros)
+    total = rows * (experts[0] if experts else 1)
+    order = like(total, of=torch.int32)
+    grouping = None
+    if grouped:
+        reads, writes = (order, None) if grouped == "reads" else (None, order)
+        grouping = Grouping(like(*experts, of=torch.int32), reads, writes)
+    bias = like(*experts, outs) if biased else None
+    return calls.packed_product(like(total, width), matrix, bias, like(total, outs), grouping)

@@ -13,12 +13,13 @@ from typing import Final
 
 import pytest
 import torch
+from sluice_kernels.packed import Kind
 from sluice_kernels.triton.calls import Call
 from sluice_kernels.triton.cubins import compile_program
 from sluice_kernels.triton.driver import parameter
 
 from tests.kernels.triton.interpreted import cases
-from tests.kernels.triton.shapes import decode_call, rotary_call, sample_call
+from tests.kernels.triton.shapes import decode_call, product_call, rotary_call, sample_call
 
 # One process runs the interpreter for all cases.
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("triton")]
@@ -37,6 +38,9 @@ NARROW: Final = ("decode_inputs",)
 """Kernels that read and write few numbers."""
 MOST_REGISTERS: Final = 64
 """Of a thread: with more of them, fewer threads wait for memory at the same time."""
+
+MOST_REGISTERS_OF_PRODUCTS: Final = 255
+"""Of a thread: as many as there are."""
 
 
 @pytest.fixture(scope="module")
@@ -84,27 +88,53 @@ def test_every_kind_of_logits_compiled(
     assert compile_program(sample_call(dtype, vocabulary).program(), architecture).code
 
 
-def check(call: Call, architecture: int, scratch: Path) -> None:
+PRODUCTS: Final = {
+    "fp8": product_call(Kind.FP8, biased=True),
+    "fp8-many": product_call(Kind.FP8, 99),
+    "int4": product_call(Kind.INT4),
+    "int4-narrow": product_call(Kind.INT4, group=32),
+    "int4-many": product_call(Kind.INT4, 99, torch.float16, biased=True),
+    "mxfp4-experts": product_call(Kind.MXFP4, group=32, grouped="reads", biased=True),
+    "mxfp4-many-experts": product_call(Kind.MXFP4, 99, group=32, grouped="writes", biased=True),
+    "experts": product_call(Kind.PLAIN, grouped="writes"),
+    "many-experts": product_call(Kind.PLAIN, 99, grouped="reads"),
+}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES[1:])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_compiled_for_a_gpu(name: str, architecture: int, tmp_path: Path) -> None:
+    """On its matrix units."""
+    code = check(PRODUCTS[name], architecture, tmp_path, MOST_REGISTERS_OF_PRODUCTS)
+    assert re.search(r"LDGSTS\.E\S*\.128|UTMALDG|LDG\.E\.128", code)
+    assert re.search(r"HMMA|HGMMA|UTCHMMA", code)
+
+
+def check(
+    call: Call, architecture: int, scratch: Path, most_registers: int = MOST_REGISTERS
+) -> str:
     """No spills, few registers, shared memory that there is, parameters as they are handed over,
-    and what is large read and written 16 bytes at a time."""
+    and what is large read and written 16 bytes at a time; the machine code."""
     cubin = compile_program(call.program(), architecture)
     (scratch / "kernel.cubin").write_bytes(cubin.code)
     elf = dump(scratch / "kernel.cubin", "-elf")
-    assert 0 < int(one(r"register count: (\d+)", elf)) <= MOST_REGISTERS
-    assert int(one(r"frame size: (0x\w+)", elf), 16) == 0, "spills"
+    # Blackwell's tensor memory adds functions of its own.
+    assert all(0 < int(count) <= most_registers for count in matches(r"register count: (\d+)", elf))
+    assert all(int(size, 16) == 0 for size in matches(r"frame size: (0x\w+)", elf)), "spills"
     assert cubin.shared_bytes <= SHARED_BYTES[architecture]
     assert parameter_places(elf) == placed(call)
-    if call.kernel in NARROW:
-        return
     code = dump(scratch / "kernel.cubin", "-sass")
-    assert "LDG.E.128" in code
+    if call.kernel in NARROW:
+        return code
+    assert "LDG.E.128" in code or call.kernel == "packed_product"  # copies to shared memory
     assert "STG.E.128" in code or call.kernel == "sample_rows"
+    return code
 
 
 def parameter_places(elf: str) -> list[tuple[int, int]]:
     """Offset and size of each parameter that the machine code reads."""
-    found = re.findall(r"Ordinal : (0x\w+)\s+Offset  : (0x\w+)\s+Size    : (0x\w+)", elf)
-    by_ordinal = sorted(tuple(int(number, 16) for number in numbers) for numbers in found)
+    ordinals = re.findall(r"Ordinal : (0x\w+)\s+Offset  : (0x\w+)\s+Size    : (0x\w+)", elf)
+    by_ordinal = sorted(tuple(int(number, 16) for number in numbers) for numbers in ordinals)
     return [(offset, size) for _, offset, size in by_ordinal]
 
 
@@ -130,6 +160,7 @@ def dump(cubin: Path, what: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def one(pattern: str, text: str) -> str:
-    (found,) = re.findall(pattern, text)
-    return str(found)
+def matches(pattern: str, text: str) -> list[str]:
+    groups = re.findall(pattern, text)
+    assert groups, pattern
+    return groups

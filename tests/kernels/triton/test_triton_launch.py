@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 import torch
 from sluice_kernels.architectures import built_for
-from sluice_kernels.triton import build, cubins, driver
+from sluice_kernels.packed import Grouping, Kind, PackedMatrix
+from sluice_kernels.triton import build, calls, cubins, driver
 from sluice_kernels.triton.calls import Call, Program
 from sluice_kernels.triton.cubins import Cubin, CubinFolder, file_name, write_folder
 from sluice_kernels.triton.driver import CudaDriver, CudaDriverError, Launcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tests.kernels.triton.shapes import decode_call, rotary_call, sample_call
+from tests.kernels.packed_matrices import packed_matrix
+from tests.kernels.triton.shapes import decode_call, product_call, rotary_call, sample_call
 
 STREAM = 0xBEEF
 
@@ -146,9 +148,47 @@ def test_an_image_brings_what_common_models_launch(
         for dim in (128, 256)
         for ids in (torch.int32, torch.int64)
     ]
+    for rows in (1, 99):
+        launched += [
+            product_call(kind, rows, dtype, biased=biased, device="cpu")
+            for kind in (Kind.FP8, Kind.INT4)
+            for dtype in (torch.float16, torch.bfloat16)
+            for biased in (True, False)
+        ]
+        for way in ("reads", "writes"):
+            launched.append(product_call(Kind.MXFP4, rows, group=32, grouped=way, biased=True))
+            launched += [product_call(k, rows, grouped=way) for k in (Kind.PLAIN, Kind.FP8)]
     for architecture in (80, 89, 90):
         ours = launcher(Library(), architecture, tmp_path)
         assert ours.missing(call.program() for call in launched) == []
+
+
+def test_a_program_is_built_only_for_gpus_that_can_run_it(
+    tmp_path: Path, compiled: list[tuple[Program, int]]
+) -> None:
+    product, other = product_call(Kind.FP8).program(), decode_call().program()
+    assert write_folder(tmp_path, [product, other], [75, 80]) == 3
+    assert compiled == [(other, 75), (product, 80), (other, 80)]
+
+
+def test_one_program_serves_products_of_all_sizes() -> None:
+    several = [
+        calls.packed_product(x, matrix, None, torch.zeros(rows, outs))
+        for rows, outs, width in ((1, 64, 256), (7, 128, 512))
+        for x in [torch.zeros(rows, width)]
+        for matrix in [packed_matrix(Kind.FP8, outs, width, group=128)]
+    ]
+    assert several[0].program() == several[1].program()
+
+
+def test_blocks_of_rows_suffice_for_every_choice_of_experts() -> None:
+    matrix = packed_matrix(Kind.PLAIN, 4, 16, 32)
+    tile = calls.Tile(16, 16, 32, 4)
+    for counts, most in (([1, 0, 0, 0], 1), ([1, 1, 1, 0], 3), ([33, 1, 1, 30], 8)):
+        rows, grouping = sum(counts), Grouping(torch.tensor(counts, dtype=torch.int32))
+        x, out = torch.zeros(rows, 32), torch.zeros(rows, 16)
+        (blocks, _) = calls.packed_product(x, matrix, None, out, grouping, tile).grid
+        assert sum(-(-count // 16) for count in counts) <= blocks <= most
 
 
 def test_cubins_of_other_sources_are_not_found(
@@ -159,7 +199,7 @@ def test_cubins_of_other_sources_are_not_found(
     assert CubinFolder(tmp_path).find(program, 90) is not None
     changed = tmp_path / "kernels.py"
     changed.write_text("other sources")
-    monkeypatch.setattr(cubins, "SOURCES", changed)
+    monkeypatch.setattr(cubins, "SOURCES", (changed,))
     assert CubinFolder(tmp_path).find(program, 90) is None
 
 
@@ -241,3 +281,8 @@ def test_operators_pass_through_fake_tensors() -> None:
             torch.empty(5, 259, **on), number, number, reals.double(), wholes.long()
         )
         assert (tokens.shape, tokens.dtype, tokens.device) == ((5,), torch.int64, qkv.device)
+        x, order = torch.empty(5, 64, **on), torch.empty(20, device="cuda").int()
+        matrix = PackedMatrix(Kind.PLAIN, torch.empty(3, 24, 64, **on))
+        grouping = Grouping(order[:3], reads=order, top=4)
+        assert operators.packed_product(x, matrix[0]).shape == (5, 24)
+        assert operators.packed_product(x, matrix, None, grouping).shape == (20, 24)
