@@ -20,7 +20,7 @@ BLOCK: Final = 32
 """Inputs whose numbers of 4 bits are packed together."""
 INT4_ZERO: Final = 8
 """Zero of INT4 without stored zeros."""
-_SCALE_OFFSET: Final = 127
+SCALE_OFFSET: Final = 127
 _POSITIVE: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E2M1: Final = (*_POSITIVE, *(-number for number in _POSITIVE))
 """Values of the numbers of MXFP4, by their bits."""
@@ -124,7 +124,7 @@ def dequantised(matrix: PackedMatrix) -> Tensor:
     bits = torch.cat((blocks & 15, blocks >> 4), -2).flatten(-3)
     if matrix.kind is Kind.MXFP4:
         table = torch.tensor(E2M1, device=bits.device)
-        return torch.ldexp(table[bits.int()], _by_input(scales.int() - _SCALE_OFFSET, matrix))
+        return torch.ldexp(table[bits.int()], _by_input(scales.int() - SCALE_OFFSET, matrix))
     zero = INT4_ZERO if zeros is None else _by_input(zeros.int(), matrix)
     return (bits.int() - zero) * _by_input(scales.float(), matrix)
 

@@ -152,8 +152,13 @@ class ModelShape:
     @property
     def parameters(self) -> int:
         """Weights of all matrices."""
+        return self.layer_values + self.table_values
+
+    @property
+    def table_values(self) -> int:
+        """Weights of the embedding, and of the output layer if it is another matrix."""
         tables = 1 if self.tied_embeddings else 2
-        return self.layer_values + tables * self.vocabulary_size * self.hidden_size
+        return tables * self.vocabulary_size * self.hidden_size
 
     def _layer_values(self, experts_each: int) -> int:
         attention = 2 * self.hidden_size * self.head_dim * (self.heads + self.kv_heads)

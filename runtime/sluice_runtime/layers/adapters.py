@@ -20,6 +20,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from sluice_runtime.layers.dense import Linear
+from sluice_runtime.layers.packed import Matrix
 
 NO_SLOT: Final = -1
 """Slot number of a token without an adapter."""
@@ -73,7 +74,7 @@ class AdapterBank:
         self._numbers = torch.arange(shape.slots, device=device)
         self._parts: dict[MatrixPlace, tuple[AdaptedLinear, int]] = {}
 
-    def adapted(self, multiply: Linear, layer: int, weights: Mapping[str, Tensor]) -> Linear:
+    def adapted(self, multiply: Linear, layer: int, weights: Mapping[str, Matrix]) -> Linear:
         """The product with adapters' additions. `multiply` is the product with `weights` [out, in],
         by field, joined in this order."""
         linear = AdaptedLinear(multiply, self, [tuple(w.shape) for w in weights.values()])

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F  # noqa: N812
 from sluice_kernels import native
+from sluice_kernels.packed import PackedMatrix
 from torch import Tensor
+
+from sluice_runtime.layers.packed import Matrix, packed_linear
 
 
 @dataclass(frozen=True)
@@ -42,9 +45,11 @@ Linear = Callable[[Tensor], Tensor]
 """[n, in] → [n, out]."""
 
 
-def linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """x → x weight^T + bias for weight [out, in] and bias [out]; on a CPU packed once for its
+def linear(weight: Matrix, bias: Tensor | None = None) -> Linear:
+    """x → x weight^T + bias for weight [out, in] and bias [out]; on a CPU reordered once for its
     matrix units."""
+    if isinstance(weight, PackedMatrix):
+        return packed_linear(weight, bias)
     packed = pack(weight)
     if not packed.is_mkldnn:
         return lambda x: F.linear(x, weight, bias)
@@ -57,12 +62,13 @@ def linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
     return apply
 
 
-Multiply = Callable[[Tensor, Tensor | None], Linear]
+Multiply = Callable[[Matrix, Tensor | None], Linear]
 """Function like `linear`, with about equal results: (weight [out, in], bias or None) → product."""
 
 
-def int8_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
+def int8_linear(weight: Matrix, bias: Tensor | None = None) -> Linear:
     """`linear` on a CPU, with an 8-bit weight: see `pack_int8`."""
+    assert isinstance(weight, Tensor), "CPUs dequantise while loading"
     matrix = pack_int8(weight)
 
     def apply(x: Tensor) -> Tensor:

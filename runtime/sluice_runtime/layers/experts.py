@@ -16,9 +16,11 @@ from typing import Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from sluice_kernels.packed import Kind, PackedMatrix
 from torch import Tensor
 
 from sluice_runtime.layers.dense import Activation, Linear, Multiply, linear
+from sluice_runtime.layers.packed import Matrix, grouped_linear, joined
 from sluice_runtime.layers.stack import ExpertsWeights
 
 GroupedLinear = Callable[[Tensor, Tensor], Tensor]
@@ -37,6 +39,8 @@ def experts(weights: ExpertsWeights, activation: Activation, multiply: Multiply 
     gate_up_biases, down_biases = zip(*(part.biases for part in parts), strict=True)
     gate_up = Products([(part.gate, part.up) for part in parts], gate_up_biases)
     down = Products([(part.down,) for part in parts], down_biases)
+    if isinstance(parts[0].down, PackedMatrix):
+        return SortedExperts(router, packed(gate_up), packed(down), activation)
     if weights.router.device.type == "cpu":
         return SortedExperts(router, looped(gate_up, multiply), looped(down, multiply), activation)
     if can_group(weights.router):
@@ -93,7 +97,7 @@ def chosen(x: Tensor, router: Router) -> ExpertChoice:
 class Products:
     """One matrix of each expert."""
 
-    weights: Sequence[tuple[Tensor, ...]]
+    weights: Sequence[tuple[Matrix, ...]]
     """Matrix [out, in] of each expert, or its parts, to be stacked by outputs; parts have equal
     shapes in all experts."""
     biases: Sequence[Tensor | None]
@@ -101,9 +105,17 @@ class Products:
 
     def each(self, multiply: Multiply) -> list[Linear]:
         own = zip(self.weights, self.biases, strict=True)
-        return [
-            multiply(torch.cat(parts) if len(parts) > 1 else parts[0], bias) for parts, bias in own
-        ]
+        return [multiply(joined(parts), bias) for parts, bias in own]
+
+    def stacked(self) -> tuple[PackedMatrix, Tensor | None]:
+        """Matrices [e, out, in] and biases [e, out]."""
+        own = joined([matrix for parts in self.weights for matrix in parts])
+        if isinstance(own, Tensor):
+            own = PackedMatrix(Kind.PLAIN, own.contiguous())
+        biases = [bias for bias in self.biases if bias is not None]
+        count = len(self.biases)
+        stacked = own.view(count, own.shape[0] // count)
+        return stacked, torch.stack(biases) if biases else None
 
 
 def looped(matrices: Products, multiply: Multiply = linear) -> GroupedLinear:
@@ -119,19 +131,21 @@ def looped(matrices: Products, multiply: Multiply = linear) -> GroupedLinear:
 
 def in_one_call(matrices: Products) -> GroupedLinear:
     """All products in one kernel call."""
-    joined = torch.cat([matrix for parts in matrices.weights for matrix in parts])
-    shape = (count := len(matrices.biases)), len(joined) // count, joined.shape[1]
-    stacked = joined.view(shape).transpose(1, 2)
-    biases = [bias for bias in matrices.biases if bias is not None]
-    bias = torch.stack(biases) if biases else None
+    weights, bias = matrices.stacked()
+    transposed = weights.numbers.transpose(1, 2)
 
     def apply(x: Tensor, counts: Tensor) -> Tensor:
-        product = F.grouped_mm(x, stacked, offs=counts.cumsum(0, dtype=torch.int32))
+        product = F.grouped_mm(x, transposed, offs=counts.cumsum(0, dtype=torch.int32))
         if bias is None:
             return product
         return product.add_(bias.repeat_interleave(counts, 0, output_size=len(x)))
 
     return apply
+
+
+def packed(matrices: Products) -> GroupedLinear:
+    """All products with packed weights in one kernel call."""
+    return grouped_linear(*matrices.stacked())
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from sluice_runtime.kv.pool import PagePool
 from sluice_runtime.layers.adapters import AdapterBank
 from sluice_runtime.layers.attention import AttentionRule, TokenLayout
 from sluice_runtime.layers.dense import Activation
+from sluice_runtime.layers.packed import Matrix
 from sluice_runtime.layers.rope import Angles
 from sluice_runtime.parallel.group import SOLO, Group
 
@@ -25,9 +26,9 @@ from sluice_runtime.parallel.group import SOLO, Group
 class MlpWeights:
     """Weights of a gated feed-forward part."""
 
-    gate: Tensor
-    up: Tensor
-    down: Tensor
+    gate: Matrix
+    up: Matrix
+    down: Matrix
     biases: tuple[Tensor | None, Tensor | None] = (None, None)
     """Biases of gate and up, joined, and of down; only experts may have biases."""
 
@@ -53,14 +54,14 @@ class LayerWeights:
     its output before this is added to the residual stream (`_post_`), or both."""
 
     attention_norm: Tensor | None
-    query: Tensor
-    key: Tensor
-    value: Tensor
+    query: Matrix
+    key: Matrix
+    value: Matrix
     qkv_biases: tuple[Tensor, ...] | None
     """Biases of query, key and value; None: there are none."""
     head_norms: tuple[Tensor, Tensor] | None
     """Norms [d] for each query head and [d] for each key head; None where the variant has none."""
-    output: Tensor
+    output: Matrix
     mlp_norm: Tensor | None
     mlp: MlpWeights | ExpertsWeights
     whole_norms: tuple[Tensor, Tensor] | None = None

@@ -30,6 +30,7 @@ from sluice_runtime.layers.dense import (
     pack,
 )
 from sluice_runtime.layers.experts import experts
+from sluice_runtime.layers.packed import Matrix, joined
 from sluice_runtime.layers.rope import Angles
 from sluice_runtime.layers.stack import (
     ExpertsWeights,
@@ -167,10 +168,9 @@ _Matrix = Callable[..., Linear]
 
 
 def _layer(index: int, weights: LayerWeights, shape: LayerShape, operators: Operators) -> _Layer:
-    def matrix(bias: Tensor | None = None, **joined: Tensor) -> Linear:
-        parts, bank = tuple(joined.values()), shape.adapters
-        multiply = operators.linear(torch.cat(parts) if len(parts) > 1 else parts[0], bias)
-        return multiply if bank is None else bank.adapted(multiply, index, joined)
+    def matrix(bias: Tensor | None = None, **parts: Matrix) -> Linear:
+        bank, multiply = shape.adapters, operators.linear(joined([*parts.values()]), bias)
+        return multiply if bank is None else bank.adapted(multiply, index, parts)
 
     activation = operators.activation(shape.activation)
     qkv_bias = None if weights.qkv_biases is None else torch.cat(weights.qkv_biases)
@@ -310,13 +310,18 @@ def _shards(weights: LayerWeights, shards: int) -> Iterator[Tensor]:
     """Matrices qkv, output, gate and up, down of the first shard, then of the next. If a
     feed-forward part is narrower than `shards`, some shards have nothing of it."""
 
-    def rows(*matrices: Tensor) -> Tensor:
-        return torch.cat([matrix.tensor_split(shards)[shard] for matrix in matrices])
+    def rows(*matrices: Matrix) -> Tensor:
+        return torch.cat([_tensor(matrix).tensor_split(shards)[shard] for matrix in matrices])
 
     mlp = weights.mlp
     assert isinstance(mlp, MlpWeights), "layers with experts have a PlainStack"
     for shard in range(shards):
         yield rows(weights.query, weights.key, weights.value)
-        yield weights.output.tensor_split(shards, dim=1)[shard]
+        yield _tensor(weights.output).tensor_split(shards, dim=1)[shard]
         yield rows(mlp.gate, mlp.up)
-        yield mlp.down.tensor_split(shards, dim=1)[shard]
+        yield _tensor(mlp.down).tensor_split(shards, dim=1)[shard]
+
+
+def _tensor(matrix: Matrix) -> Tensor:
+    assert isinstance(matrix, Tensor), "CPUs dequantise while loading"
+    return matrix

@@ -223,11 +223,11 @@ def load_head(
             taps=spec.taps,
             vocabulary_size=spec.target.vocabulary_size,
             embedding=_embedding(reader, spec, model),
-            fc=linear(reader.matrix("fc", layer.hidden_size, TAPS * spec.target.hidden_size)),
+            fc=linear(reader.table("fc", layer.hidden_size, TAPS * spec.target.hidden_size)),
             hidden_norm=reader.norm("midlayer.hidden_norm", layer.hidden_size),
             layer=_layer(reader, backend_of_head),
             norm=reader.norm("norm", layer.hidden_size),
-            output=linear(reader.matrix("lm_head", layer.vocabulary_size, layer.hidden_size)),
+            output=linear(reader.table("lm_head", layer.vocabulary_size, layer.hidden_size)),
             token_ids=None if ids is None else ids.to(device),
             frequencies=inverse_frequencies(layer.rope, layer.head_dim).to(device),
             backend=backend_of_head,
@@ -248,7 +248,7 @@ def _layer(reader: Reader, backend: Backend) -> FusedLayer:
 def _embedding(reader: Reader, spec: HeadSpec, model: Decoder) -> Tensor:
     if not spec.has_embedding:
         return model.embedding
-    return reader.matrix(_EMBEDDING, spec.target.vocabulary_size, spec.layer.hidden_size)
+    return reader.table(_EMBEDDING, spec.target.vocabulary_size, spec.layer.hidden_size)
 
 
 def _token_ids(checkpoint: Checkpoint, spec: HeadSpec) -> Tensor | None:

@@ -5,17 +5,19 @@ Knows no layer; a `Family` says which tensors a layer has.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
 from sluice_contract.config.engine import KvCacheDtype, WeightDType
 from sluice_contract.config.model_shape import ModelShape
+from sluice_kernels.packed import PackedMatrix
 from torch import Tensor
 
 from sluice_runtime.kv.pool import CPU
 from sluice_runtime.layers.adapters import SlotShape
+from sluice_runtime.layers.packed import Matrix
 from sluice_runtime.layers.rope import in_order, pair_order
 from sluice_runtime.layers.stack import LayerWeights
 from sluice_runtime.model.shard import Shape, Shard, Split, TensorPart
@@ -77,6 +79,8 @@ class Reader:
     weights: WeightSource
     dtype: torch.dtype
     placement: Placement
+    packed: Callable[[str, TensorPart], PackedMatrix | None] | None = None
+    """`QuantisedWeights.read_packed`; None: all matrices become tensors."""
 
     @property
     def _shard(self) -> Shard:
@@ -87,18 +91,27 @@ class Reader:
         whole = self._shard.part((size,), Split.NONE)
         return self.weights.read(f"{name}.weight", whole, dtype or self.dtype)
 
-    def matrix(self, name: str, out: int, width: int) -> Tensor:
-        """Matrix [out, width]: this rank's part."""
+    def table(self, name: str, out: int, width: int) -> Tensor:
+        """Matrix [out, width] that is never packed: this rank's part."""
         return self._read(name, (out, width), SPLITS[name.rpartition(".")[2]])
 
-    def fused(self, name: str, outs: Mapping[str, int], width: int) -> Iterator[Tensor]:
+    def matrix(self, name: str, out: int, width: int) -> Matrix:
+        """Matrix [out, width] of a layer: this rank's part."""
+        split = SPLITS[name.rpartition(".")[2]]
+        return self._matrix(f"{name}.weight", self._shard.part((out, width), split))
+
+    def _matrix(self, name: str, part: TensorPart) -> Matrix:
+        matrix = None if self.packed is None else self.packed(name, part)
+        return self.weights.read(name, part, self.dtype) if matrix is None else matrix
+
+    def fused(self, name: str, outs: Mapping[str, int], width: int) -> Iterator[Matrix]:
         """This rank's part of each of several matrices [out, width], which the checkpoint stores as
         one, stacked by outputs. `outs`: outputs by the names that the matrices have apart."""
         whole, begin = (sum(outs.values()), width), 0
         for matrix, out in outs.items():
             own = self._shard.part((out, width), SPLITS[matrix])
             part = TensorPart(whole, 0, begin + own.begin, own.length)
-            yield self.weights.read(f"{name}.weight", part, self.dtype)
+            yield self._matrix(f"{name}.weight", part)
             begin += out
 
     def row_norm(self, name: str, matrix: str, size: int) -> Tensor:
@@ -120,6 +133,12 @@ class Reader:
     def stack(self, name: str, shape: Shape, dim: int) -> Tensor:
         """This rank's part, along `dim`, of a tensor that stacks all experts."""
         return self.weights.read(name, self._shard.along(shape, dim), self.dtype)
+
+    def matrices(self, name: str, shape: Shape, dim: int) -> Matrix:
+        """Matrices [experts, out, in]: this rank's part, along `dim`, of a tensor of `shape`
+        [experts, in, out]."""
+        matrix = self._matrix(name, self._shard.along(shape, dim))
+        return matrix if isinstance(matrix, PackedMatrix) else matrix.transpose(1, 2)
 
     def stack_bias(self, name: str, shape: Shape) -> Tensor:
         """Biases [experts, out] of products that are summed over ranks: the first rank has them
@@ -143,14 +162,19 @@ def in_pair_order(layer: LayerWeights, spec: ModelSpec) -> LayerWeights:
     if (order := pair_order(spec.rope, spec.head_dim)) is None:
         return layer
 
+    def ordered(matrix: Matrix) -> Matrix:
+        if isinstance(matrix, Tensor):
+            return in_order(matrix, order)
+        return matrix[in_order(torch.arange(matrix.shape[0], device=matrix.device), order)]
+
     def both(norms: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
         return norms and (in_order(norms[0], order), in_order(norms[1], order))
 
     biases = layer.qkv_biases
     return replace(
         layer,
-        query=in_order(layer.query, order),
-        key=in_order(layer.key, order),
+        query=ordered(layer.query),
+        key=ordered(layer.key),
         qkv_biases=biases and (*(in_order(bias, order) for bias in biases[:2]), biases[2]),
         head_norms=both(layer.head_norms),
         whole_norms=both(layer.whole_norms),

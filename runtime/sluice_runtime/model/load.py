@@ -11,10 +11,12 @@ from typing import Final
 import torch
 from sluice_contract.base import ConfigError
 from sluice_contract.config.engine import AttentionBackend
+from sluice_kernels.packed import PackedMatrix
 
 from sluice_runtime.errors import InvalidConfigError, ModelLoadError
 from sluice_runtime.layers.adapters import AdapterBank
 from sluice_runtime.layers.backend import Backend, choose_backend, with_pages, with_weights
+from sluice_runtime.layers.packed import can_pack
 from sluice_runtime.layers.rope import inverse_frequencies, pair_order
 from sluice_runtime.layers.stack import LayerWeights
 from sluice_runtime.model.decoder import Decoder
@@ -23,8 +25,9 @@ from sluice_runtime.model.files import ModelFiles
 from sluice_runtime.model.kv_scales import kv_scales
 from sluice_runtime.model.layer_tensors import WHOLE_ON_CPU, Placement, Reader
 from sluice_runtime.model.load_progress import LoadProgress, OnRead, unreported
-from sluice_runtime.model.quantised import QuantisedWeights
+from sluice_runtime.model.quantised import Format, QuantisedWeights
 from sluice_runtime.model.read_ahead import read_ahead
+from sluice_runtime.model.shard import TensorPart
 from sluice_runtime.model.spec import ModelSpec
 from sluice_runtime.model.staging import CudaCopies
 from sluice_runtime.model.streamed_weights import StreamedWeights
@@ -60,6 +63,8 @@ def load_model(
     spec = spec_from(files.config)
     spec = spec.serving(placement.context_tokens or spec.context_length_tokens)
     check_division(spec, placement.group.size)
+    if can_pack(placement.device):
+        check_groups(spec, placement.group.size)
     family = family_of(spec)
     model_dtype: torch.dtype = getattr(torch, spec.dtype if dtype == "auto" else dtype)
     pages = placement.pages
@@ -77,20 +82,34 @@ def load_model(
     held_as = "" if placement.weights == "auto" else f"; matrices: {placement.weights}"
     logger.info("kernels: %s%s", choice.message, held_as)
 
-    def built(weights: WeightSource, checkpoint: Checkpoint | None = None) -> Decoder:
-        scales = None if pages == "auto" else kv_scales(spec, checkpoint, placement.shard(spec))
-        decoder = build_decoder(Reader(spec, weights, model_dtype, placement), kernels)
-        return replace(decoder, kv_scales=scales)
-
     if files.folder is None:
-        return built(RandomWeights(seed, placement.device))
+        reader = Reader(spec, RandomWeights(seed, placement.device), model_dtype, placement)
+        scales = None if pages == "auto" else kv_scales(spec, None, placement.shard(spec))
+        return replace(build_decoder(reader, kernels), kv_scales=scales)
     with Checkpoint(files.folder) as checkpoint, weights_of(checkpoint, placement, on_read) as read:
-        source = read
+        scales = None if pages == "auto" else kv_scales(spec, checkpoint, placement.shard(spec))
+        reader = Reader(spec, family.source(checkpoint, read), model_dtype, placement)
         if spec.quantised is not None:
-            size = checkpoint.size_bytes >> 20
-            logger.info("weights: %s, %d MiB read; held as %s", spec.quantised, size, model_dtype)
-            source = QuantisedWeights(checkpoint, read, spec.quantised, placement.device)
-        return built(family.source(checkpoint, source), checkpoint)
+            reader = _quantised(reader, checkpoint, read, spec.quantised)
+        return replace(build_decoder(reader, kernels), kv_scales=scales)
+
+
+def _quantised(
+    reader: Reader, checkpoint: Checkpoint, read: WeightSource, stored_as: Format
+) -> Reader:
+    """A reader of quantised matrices, which stay packed if the device has a product for them."""
+    spec, device, family = reader.spec, reader.placement.device, family_of(reader.spec)
+    source = QuantisedWeights(checkpoint, read, stored_as, device)
+    is_packed = spec.packing is not None and can_pack(device)
+    held = f"{'packed, the others' if is_packed else 'held'} as {reader.dtype}"
+    logger.info("weights: %s, %d MiB read; %s", stored_as, checkpoint.size_bytes >> 20, held)
+    prefix = family.prefix(checkpoint)
+
+    def packed(name: str, part: TensorPart) -> PackedMatrix | None:
+        return source.read_packed(f"{prefix}{name.removeprefix('model.')}", part)
+
+    weights = family.source(checkpoint, source)
+    return replace(reader, weights=weights, packed=packed if is_packed else None)
 
 
 @contextmanager
@@ -116,20 +135,30 @@ def check_division(spec: ModelSpec, ranks: int) -> None:
     raise InvalidConfigError(str(ConfigError("tensorParallelSize", ranks, allowed)))
 
 
+def check_groups(spec: ModelSpec, ranks: int) -> None:
+    """Raises InvalidConfigError if `ranks` ranks would cut a group of packed inputs."""
+    if spec.packing is None or not spec.packing.parts % ranks:
+        return
+    sizes = ", ".join(str(n) for n in spec.rank_counts if not spec.packing.parts % n)
+    allowed = f"one of {sizes}, so that each rank has whole groups of packed inputs"
+    allowed += f" ({spec.quantised})"
+    raise InvalidConfigError(str(ConfigError("tensorParallelSize", ranks, allowed)))
+
+
 def build_decoder(reader: Reader, backend: Backend) -> Decoder:
     """Reads every tensor, joins matrices that are multiplied together, and checks that no tensor is
     left."""
     spec, weights, device = reader.spec, reader.weights, reader.placement.device
     family = family_of(spec)
     vocabulary, hidden = spec.vocabulary_size, spec.hidden_size
-    embedding = reader.matrix("model.embed_tokens", vocabulary, hidden)
+    embedding = reader.table("model.embed_tokens", vocabulary, hidden)
     slots = reader.placement.slots
     order = pair_order(spec.rope, spec.head_dim)
     bank = AdapterBank(slots, reader.dtype, device, order) if slots else None
     shape = family.layer_shape(spec, reader.placement.group, bank)
     layers = backend.layers(_layers(reader), shape)
     norm = reader.norm("model.norm", hidden, family.norm_dtype)
-    head = embedding if spec.tied_embeddings else reader.matrix("lm_head", vocabulary, hidden)
+    head = embedding if spec.tied_embeddings else reader.table("lm_head", vocabulary, hidden)
     weights.settle()
     if left := [name for name in weights.unread() if not name.split(" in ")[0].endswith(HARMLESS)]:
         raise ModelLoadError(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 import torch
+from sluice_kernels.packed import E2M1, SCALE_OFFSET, Kind, PackedMatrix, packed_4_bits
 from torch import Tensor
 
 from sluice_runtime.errors import ModelLoadError
@@ -20,10 +21,6 @@ from sluice_runtime.model.shard import TensorPart
 
 BLOCK: Final = 32
 """Number of inputs that share a scale."""
-_SCALE_OFFSET: Final = 127
-_POSITIVE: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-NUMBERS: Final = (*_POSITIVE, *(-number for number in _POSITIVE))
-"""Values of the 4-bit numbers, by their bits."""
 
 
 class Files(Protocol):
@@ -50,6 +47,28 @@ class Mxfp4:
         return 1, BLOCK, 1
 
     def read(self, files: Files, name: str, part: TensorPart) -> Callable[[Tensor], None]:
+        numbers, scales = self._stored(files, name, part)
+
+        def fill(target: Tensor) -> None:
+            for expert, own, exponents in zip(target, numbers, scales, strict=True):
+                expert.copy_(dequantised(own, exponents).T)
+
+        return fill
+
+    def pack(
+        self, files: Files, name: str, part: TensorPart
+    ) -> tuple[PackedMatrix, Callable[[], None]]:
+        stored, scales = self._stored(files, name, part)
+        numbers = torch.empty_like(stored.flatten(2))
+
+        def complete() -> None:
+            for packed, blocks in zip(numbers, stored, strict=True):
+                packed.copy_(packed_4_bits(_by_input(blocks).flatten(1)))
+
+        return PackedMatrix(Kind.MXFP4, numbers, scales), complete
+
+    def _stored(self, files: Files, name: str, part: TensorPart) -> tuple[Tensor, Tensor]:
+        """Numbers [experts, out, blocks, 16] and scales [experts, out, blocks]."""
         experts, width, out = part.whole
         if width % BLOCK:
             raise ModelLoadError(
@@ -60,20 +79,18 @@ class Mxfp4:
         unit = BLOCK if part.dim == 1 else 1
         dim, begin, length = (0, 2, 1)[part.dim], part.begin // unit, part.length // unit
         stored = TensorPart((experts, out, blocks, BLOCK // 2), dim, begin, length)
-        numbers = files.read_stored(f"{name}_blocks", stored, torch.uint8)
         scaled = TensorPart((experts, out, blocks), dim, begin, length)
-        scales = files.read_stored(f"{name}_scales", scaled, torch.uint8)
-
-        def fill(target: Tensor) -> None:
-            for expert, own, exponents in zip(target, numbers, scales, strict=True):
-                expert.copy_(dequantised(own, exponents).T)
-
-        return fill
+        numbers = files.read_stored(f"{name}_blocks", stored, torch.uint8)
+        return numbers, files.read_stored(f"{name}_scales", scaled, torch.uint8)
 
 
 def dequantised(blocks: Tensor, scales: Tensor) -> Tensor:
     """Dequantised values: blocks [out, n, 16], scales [out, n] → float32 [out, n x 32]."""
-    table = torch.tensor(NUMBERS, device=blocks.device)
-    numbers = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)
-    exponents = scales.int()[..., None] - _SCALE_OFFSET
-    return torch.ldexp(table[numbers.int()], exponents).flatten(1)
+    table = torch.tensor(E2M1, device=blocks.device)
+    exponents = scales.int()[..., None] - SCALE_OFFSET
+    return torch.ldexp(table[_by_input(blocks).int()], exponents).flatten(1)
+
+
+def _by_input(blocks: Tensor) -> Tensor:
+    """Unpacks uint8: [out, n, 16] → [out, n, 32]."""
+    return torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)

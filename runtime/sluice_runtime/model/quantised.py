@@ -1,26 +1,25 @@
-"""Reads quantised checkpoints, in the formats that config.json may name.
+"""Reads quantised checkpoints, in the formats that `model.quantisation_config` finds.
 
-A matrix is dequantised while it is loaded, so layers do not know about quantisation. Tensor names
-show which matrices are quantised, so `modules_to_not_convert`, `ignore` and the like are not
-needed. Scales of activations are not read, because activations have the engine's type. If pages
-hold 8 bits, `model.kv_scales` reads the scales of keys and values.
+A matrix is dequantised while it is loaded, or packed in the layout of `sluice_kernels.packed`.
+Scales of activations are not read, because activations have the engine's type. If pages hold 8
+bits, `model.kv_scales` reads the scales of keys and values.
 
 Shapes: `out` and `in` are of the whole matrix [out, in], of which a rank reads a part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from functools import partial
+from typing import Final, Protocol
 
 import torch
+from sluice_kernels.packed import Kind, PackedMatrix, packed_4_bits
 from torch import Tensor
 
 from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.kv.pool import CPU
-from sluice_runtime.model.config_json import Config
-from sluice_runtime.model.mxfp4 import Mxfp4
 from sluice_runtime.model.shard import TensorPart
 from sluice_runtime.model.weights import Checkpoint, WeightSource
 
@@ -28,8 +27,10 @@ Fill = Callable[[Tensor], None]
 """Function that writes a matrix into a tensor [out, in] of any float type; call it once the stored
 values have been read."""
 
-KEYS: Final = ("quantization_config", "compression_config")
-"""Keys of config.json; the second one is the old name."""
+Packed = tuple[PackedMatrix, Callable[[], None]]
+"""A matrix [..., out, in], and the function that gives it its values; call it once the stored
+values have been read."""
+
 UNUSED: Final = (
     *(".input_scale", ".activation_scale", ".output_scale"),
     *(".k_scale", ".v_scale", ".kv_scale"),
@@ -38,7 +39,7 @@ UNUSED: Final = (
 _CHUNK_ROWS: Final = 1024
 """Outputs that are dequantised at once, since that briefly takes more than their size in
 float32."""
-_INTS: Final = 8
+INTS: Final = 8
 """Number of 4-bit numbers in an int32."""
 
 
@@ -60,6 +61,10 @@ class Format(Protocol):
 
     def read(self, files: QuantisedWeights, name: str, part: TensorPart) -> Fill:
         """Starts reading a part in whole units; returns the function that fills the matrix."""
+        ...
+
+    def pack(self, files: QuantisedWeights, name: str, part: TensorPart) -> Packed:
+        """Starts reading a part in whole units, to be kept packed."""
         ...
 
 
@@ -96,6 +101,16 @@ class Fp8:
                 target[rows] = (numbers[rows].float() * scales).to(target.dtype)
 
         return fill
+
+    def pack(self, files: QuantisedWeights, name: str, part: TensorPart) -> Packed:
+        numbers = files.read_stored(f"{name}.weight", part, torch.float8_e4m3fn).view(torch.uint8)
+        stored, height = self._scale(files, name, part), self.block[0] if self.block else 1
+        scales = stored.new_empty(len(numbers), stored.shape[1])
+
+        def complete() -> None:
+            scales.copy_(stored.repeat_interleave(height, 0)[: len(scales)])
+
+        return PackedMatrix(Kind.FP8, numbers, scales), complete
 
     def _scale(self, files: QuantisedWeights, name: str, part: TensorPart) -> Tensor:
         """Scales [blocks of outputs, blocks of inputs]."""
@@ -144,30 +159,19 @@ class Int4:
         return _matrix(name)
 
     def units(self, part: TensorPart) -> tuple[int, int]:
-        return _INTS, self._group(part)
+        return INTS, self._group(part)
 
     def _group(self, part: TensorPart) -> int:
         return self.group_size if self.group_size > 0 else part.whole[1]
 
     def read(self, files: QuantisedWeights, name: str, part: TensorPart) -> Fill:
-        group, (out, width) = self._group(part), part.whole
-        if out % _INTS or width % group or group % _INTS:
-            raise ModelLoadError(
-                f"config.json: quantization_config.group_size: {self.group_size} does not fit "
-                f"{name} of {out} outputs and {width} inputs; allowed: whole groups, in units of 8"
-            )
-        self._check_order(files, name, group)
-        packed = (1, _INTS) if self.packed_dim == 0 else (_INTS, 1)
-        numbers = files.read_stored(f"{name}.qweight", _stored(part, packed, True), torch.int32)
-        grouped = _stored(part, (1, group), True)
-        scales = files.read_stored(f"{name}.scales", grouped, torch.float32)
-        zeros = self._zeros(files, name, _stored(part, (_INTS, group), True))
+        group = self._group(part)
+        numbers, scales, zeros = self._stored(files, name, part, torch.float32)
 
         def fill(target: Tensor) -> None:
             offsets = 8 if zeros is None else _unpacked(zeros, 1, self.shifts) + self.zero_offset
-            for rows in _chunks(len(target), _INTS):
-                stop = -(-rows.stop // packed[0])
-                own = numbers[:, rows.start // packed[0] : stop]
+            for rows in _chunks(len(target), INTS):
+                own = numbers[:, self._packed_outputs(rows)]
                 # [groups, inputs of a group, outputs]
                 values = _unpacked(own, self.packed_dim, self.shifts)
                 values = values.view(-1, group, values.shape[1])
@@ -176,6 +180,49 @@ class Int4:
                 target[rows] = floats.flatten(0, 1).T.to(target.dtype)
 
         return fill
+
+    def pack(self, files: QuantisedWeights, name: str, part: TensorPart) -> Packed:
+        scales_in_half = files.type_of(f"{name}.scales") == "F16"
+        dtype = torch.float16 if scales_in_half else torch.float32
+        numbers, scales, zeros = self._stored(files, name, part, dtype)
+        out, width = part.shape
+        packed = numbers.new_empty((out, width // 2), dtype=torch.uint8)
+        by_output = scales.new_empty((out, len(scales)))
+        own_zeros = (
+            None if zeros is None else by_output.new_empty(by_output.shape, dtype=torch.uint8)
+        )
+
+        def complete() -> None:
+            by_output.copy_(scales.T)
+            if zeros is not None and own_zeros is not None:
+                own_zeros.copy_((_unpacked(zeros, 1, self.shifts) + self.zero_offset).T)
+            for rows in _chunks(out, INTS):
+                own = numbers[:, self._packed_outputs(rows)]
+                values = _unpacked(own, self.packed_dim, self.shifts)
+                packed[rows] = packed_4_bits(values.T.to(torch.uint8))
+
+        return PackedMatrix(Kind.INT4, packed, by_output, own_zeros), complete
+
+    def _packed_outputs(self, rows: slice) -> slice:
+        """Columns of the stored numbers that have the outputs `rows`."""
+        unit = INTS if self.packed_dim == 1 else 1
+        return slice(rows.start // unit, -(-rows.stop // unit))
+
+    def _stored(
+        self, files: QuantisedWeights, name: str, part: TensorPart, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Numbers as they are stored, scales in `dtype` [groups, out], and zeros."""
+        group, (out, width) = self._group(part), part.whole
+        if out % INTS or width % group or group % INTS:
+            raise ModelLoadError(
+                f"config.json: quantization_config.group_size: {self.group_size} does not fit "
+                f"{name} of {out} outputs and {width} inputs; allowed: whole groups, in units of 8"
+            )
+        self._check_order(files, name, group)
+        packed = (1, INTS) if self.packed_dim == 0 else (INTS, 1)
+        numbers = files.read_stored(f"{name}.qweight", _stored(part, packed, True), torch.int32)
+        scales = files.read_stored(f"{name}.scales", _stored(part, (1, group), True), dtype)
+        return numbers, scales, self._zeros(files, name, _stored(part, (INTS, group), True))
 
     def _zeros(self, files: QuantisedWeights, name: str, part: TensorPart) -> Tensor | None:
         stored = f"{name}.qzeros"
@@ -202,135 +249,6 @@ def _matrix(name: str) -> str:
     return module if kind == "weight" else ""
 
 
-def format_from(config: Config) -> Format | None:
-    """The format that config.json names; None: weights are not quantised.
-
-    Raises:
-        ModelLoadError: names the key, its value and what is allowed.
-    """
-    key = next((key for key in KEYS if config.get(key) is not None), None)
-    if key is None:
-        return None
-    value = _Keys(key, config[key] if isinstance(config[key], Mapping) else {})
-    if value.values is not config[key]:
-        raise value.refused("", config[key], "an object")
-    method = value.one_of("quant_method", *FORMATS)
-    return FORMATS[method](value)
-
-
-@dataclass(frozen=True)
-class _Keys:
-    """An object of config.json, and its path there."""
-
-    name: str
-    values: Config
-
-    def refused(self, key: str, value: object, allowed: str) -> ModelLoadError:
-        path = f"{self.name}.{key}" if key else self.name
-        return ModelLoadError(f"config.json: {path}: {value!r} is not allowed; allowed: {allowed}")
-
-    def one_of(self, key: str, *allowed: Any) -> Any:
-        """Value of the key, which must be one of `allowed`."""
-        value = self.values.get(key)
-        if not any(value == choice and type(value) is type(choice) for choice in allowed):
-            raise self.refused(key, value, " or ".join(map(_word, allowed)))
-        return value
-
-    def empty(self, *keys: str) -> None:
-        """Refuses keys that change the meaning of weights, if they are set."""
-        for key in keys:
-            if self.values.get(key):
-                raise self.refused(key, self.values[key], "absent")
-
-    def below(self, key: str) -> _Keys:
-        value = self.values.get(key)
-        if not isinstance(value, Mapping):
-            raise self.refused(key, value, "an object")
-        return _Keys(f"{self.name}.{key}", value)
-
-    def block(self, key: str) -> tuple[int, int] | None:
-        value = self.values.get(key)
-        if value is None:
-            return None
-        whole = isinstance(value, list) and all(type(size) is int and size > 0 for size in value)
-        if not whole or len(value) != 2:
-            raise self.refused(key, value, "absent, or two whole numbers from 1")
-        return value[0], value[1]
-
-    def group_size(self) -> int:
-        value = self.values.get("group_size", self.values.get("q_group_size"))
-        if type(value) is not int or (value != -1 and (value < 1 or value % _INTS)):
-            raise self.refused("group_size", value, "-1, or a multiple of 8")
-        return value
-
-
-def _word(value: object) -> str:
-    return "absent" if value is None else repr(value)
-
-
-def _fp8(keys: _Keys) -> Fp8:
-    keys.one_of("fmt", None, "e4m3", "float8_e4m3fn")
-    return Fp8(keys.block("weight_block_size"))
-
-
-def _compressed(keys: _Keys) -> Fp8:
-    keys.one_of("format", "float-quantized")
-    keys.empty("transform_config")
-    if keys.values.get("sparsity_config"):
-        keys.below("sparsity_config").one_of("format", None, "dense")
-    groups = keys.below("config_groups")
-    formats = {_compressed_group(groups.below(name).below("weights")) for name in groups.values}
-    if len(formats) != 1:
-        raise groups.refused("", sorted(map(str, formats)), "groups of one format")
-    return formats.pop()
-
-
-def _compressed_group(weights: _Keys) -> Fp8:
-    weights.one_of("type", "float")
-    weights.one_of("num_bits", 8)
-    strategy = weights.one_of("strategy", "tensor", "channel", "block")
-    block = weights.block("block_structure")
-    if (strategy == "block") != (block is not None):
-        raise weights.refused("block_structure", block, "with strategy 'block', and only there")
-    return Fp8(block)
-
-
-def _modelopt(keys: _Keys) -> Fp8:
-    keys.one_of("quant_algo", "FP8")
-    return Fp8()
-
-
-def _awq(keys: _Keys) -> Int4:
-    keys.one_of("bits", 4)
-    keys.one_of("version", None, "gemm", "GEMM")
-    keys.one_of("zero_point", True)
-    # Eight outputs are stored in the order 0, 2, 4, 6, 1, 3, 5, 7.
-    return Int4("AWQ", 1, (0, 16, 4, 20, 8, 24, 12, 28), keys.group_size())
-
-
-def _gptq(keys: _Keys) -> Int4:
-    keys.one_of("bits", 4)
-    keys.one_of("desc_act", None, False)
-    layout = keys.one_of("checkpoint_format", None, "gptq", "gptq_v2")
-    keys.empty("dynamic")
-    symmetric = keys.one_of("sym", None, True, False) is not False
-    # GPTQ's first layout stores zeros reduced by one.
-    offset = 0 if layout == "gptq_v2" else 1
-    return Int4("GPTQ", 0, tuple(range(0, 32, 4)), keys.group_size(), offset, symmetric)
-
-
-FORMATS: Final[Mapping[str, Callable[[_Keys], Format]]] = {
-    "awq": _awq,
-    "compressed-tensors": _compressed,
-    "fp8": _fp8,
-    "gptq": _gptq,
-    "modelopt": _modelopt,
-    "mxfp4": lambda _: Mxfp4(),
-}
-"""Constructors of formats by `quant_method`; `supported.py` of the contract lists the same
-names."""
-
-
 class QuantisedWeights:
     """`model.weights.WeightSource` of a quantised checkpoint; matrices are dequantised in
     `settle`."""
@@ -347,23 +265,43 @@ class QuantisedWeights:
         self._device = device
         self._source = source
         self._format = stored_as
-        self._pending: list[tuple[Fill, Tensor, TensorPart, TensorPart]] = []
-        """Fill functions with their target, the part that the target holds, and the part that was
-        read."""
+        self._pending: list[Callable[[], None]] = []
+        """Functions that give tensors their values once the stored ones have been read."""
 
     def read(self, name: str, part: TensorPart, dtype: torch.dtype) -> Tensor:
         """See `WeightSource`; raises what `Checkpoint.find` raises."""
         module = self._format.module(name)
-        if not module or not self._is_quantised(name, module, part):
+        if not self._is_quantised(name, module, part):
             return self._source.read(name, part, dtype)
         covering = _covering(part, self._format.units(part)[part.dim])
         fill = self._format.read(self, module, covering)
         target = torch.empty(part.shape, dtype=dtype, device=self._device)
-        self._pending.append((fill, target, part, covering))
+        self._pending.append(partial(_fill, fill, target, part, covering))
         return target
 
+    def read_packed(self, name: str, part: TensorPart) -> PackedMatrix | None:
+        """Like `read`, a matrix that stays packed: a part [out, in] of [out, in], or [experts, out,
+        in] of [experts, in, out]. None: the tensor is not quantised.
+
+        Raises:
+            ModelLoadError: what `read` raises, and where a group of inputs would be cut.
+        """
+        module = self._format.module(name)
+        if not self._is_quantised(name, module, part):
+            return None
+        covering = _covering(part, self._format.units(part)[part.dim])
+        if covering != part and part.dim != 0:
+            raise ModelLoadError(
+                f"config.json: quantization_config: {self._format}: inputs {part.begin} to "
+                f"{part.begin + part.length} of {module} are not whole groups"
+            )
+        matrix, complete = self._format.pack(self, module, covering)
+        self._pending.append(complete)
+        begin = part.begin - covering.begin
+        return matrix if covering == part else matrix[begin : begin + part.length]
+
     def _is_quantised(self, name: str, module: str, part: TensorPart) -> bool:
-        if len(part.whole) == 1:
+        if not module or len(part.whole) == 1:
             return False
         stored_as = f"{module}{self._format.tensor}"
         stored = self._checkpoint.stored(stored_as)
@@ -384,22 +322,32 @@ class QuantisedWeights:
         stored = self._checkpoint.stored(name)
         return None if stored is None else torch.Size(stored.shape)
 
+    def type_of(self, name: str) -> str | None:
+        """Type of a tensor as its file names it; None: there is no such tensor."""
+        stored = self._checkpoint.stored(name)
+        return None if stored is None else stored.dtype
+
     def settle(self) -> None:
         """See `WeightSource`."""
         self._source.settle()
         pending, self._pending = self._pending, []
-        for fill, target, part, covering in pending:
-            if covering == part:
-                fill(target)
-                continue
-            whole = target.new_empty(covering.shape)
-            fill(whole)
-            target.copy_(whole.narrow(part.dim, part.begin - covering.begin, part.length))
+        for complete in pending:
+            complete()
 
     def unread(self) -> list[str]:
         """See `WeightSource`."""
         unread = self._source.unread()
         return [name for name in unread if not name.split(" in ")[0].endswith(UNUSED)]
+
+
+def _fill(fill: Fill, target: Tensor, part: TensorPart, covering: TensorPart) -> None:
+    """Fills the target with its part of the values that were read."""
+    if covering == part:
+        fill(target)
+        return
+    whole = target.new_empty(covering.shape)
+    fill(whole)
+    target.copy_(whole.narrow(part.dim, part.begin - covering.begin, part.length))
 
 
 def _covering(part: TensorPart, unit: int) -> TensorPart:

@@ -19,6 +19,7 @@ from sluice_contract.config.model_shape import (
     architecture_of,
     shape_from,
 )
+from sluice_contract.config.packing import Packing
 
 from sluice_runtime.layers.dense import Activation
 from sluice_runtime.layers.rope import LongRope, Rope
@@ -52,6 +53,8 @@ class ModelSpec(ModelShape):
     """Name of the checkpoint's type."""
     quantised: Format | None = None
     """Storage format of matrices; None: plain numbers of a type in `DTYPES`."""
+    packing: Packing | None = None
+    """Packing of matrices where they stay packed; None: they are dequantised everywhere."""
     windows: Windows | None = None
     activation: Activation | None = None
     """Function of gate and up; None: silu(gate) x up."""

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 from sluice_contract.config.engine import AttentionBackend
+from sluice_runtime.model import load
 from sluice_runtime.model.adapters import adapter_key
 from sluice_runtime.wire.messages import Generate
 
 from tests.runtime.agreement.adapters import ALL, ATTENTION, AdapterOracle, write_adapter
 from tests.runtime.agreement.oracle import Oracle, PairOf, assert_agrees
 from tests.runtime.harness import Run, engine_config, generate, run_engine
+from tests.runtime.model.quantised_checkpoints import write_quantised
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("transformers")]
 
@@ -101,6 +103,23 @@ def test_a_mixed_batch_answers_as_each_adapter_alone(
     assert done.modes["MIXED"] > 0
     for name, own in requests.items():
         assert assert_agrees(adapted.oracles[name], own, done) > 20
+
+
+def test_packed_weights_take_adapters(
+    pair_of: PairOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "can_pack", lambda device: True)
+    quantised, meant = tmp_path / "quantised", tmp_path / "meant"
+    quantised.mkdir()
+    meant.mkdir()
+    write_quantised(pair_of("qwen3")[0], "gptq", quantised, meant)
+    folder = write_adapter(meant, tmp_path, 1, target_modules=ALL)
+    oracles = {"": Oracle(meant), "a": AdapterOracle(meant, folder)}
+    adapted = Adapted(quantised, {"a": folder}, oracles)
+    requests = requests_of(adapted, 8)
+    done = run(adapted, in_turns(requests), attention_backend="torch")
+    for name, own in requests.items():
+        assert assert_agrees(adapted.oracles[name], own, done) > 5
 
 
 def test_a_prefix_is_found_with_the_same_adapter_only(adapted: Adapted) -> None:

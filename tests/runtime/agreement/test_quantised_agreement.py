@@ -9,9 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from sluice_kernels import native
+from sluice_kernels.packed import PackedMatrix
+from sluice_runtime.model import load
+from sluice_runtime.model.files import resolve
 
 from tests.runtime.agreement.cases import Case, check, random_requests
 from tests.runtime.agreement.oracle import Oracle, PairOf
+from tests.runtime.model.held import reached
 from tests.runtime.model.quantised_checkpoints import (
     MATRICES,
     SCHEMES,
@@ -52,6 +56,64 @@ def test_answers_are_those_of_the_dequantised_model(
     meant.mkdir()
     write_quantised(pair_of(case.kind)[0], scheme, quantised, meant)
     check(case, quantised, Oracle(meant), random_requests(16, 120, 24))
+
+
+PACKED = [
+    ("qwen3", "compressed-channel"),
+    *(
+        pytest.param(kind, scheme, marks=pytest.mark.process)
+        for kind, scheme in (
+            ("qwen3", "gptq-no-zeros"),
+            ("llama", "compressed-block"),
+            ("qwen2", "gptq"),
+            ("mixtral", "fp8"),
+            ("mixtral", "awq"),
+            # Its checkpoint joins matrices; theirs reorder queries and keys.
+            ("phi3-partial-rope", "gptq-v2"),
+            ("glm4", "awq"),
+            ("olmo2", "modelopt"),
+        )
+    ),
+]
+
+
+@pytest.fixture
+def packing_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights stay packed, as on a GPU; the reference multiplies them."""
+    monkeypatch.setattr(load, "can_pack", lambda device: True)
+
+
+@pytest.mark.usefixtures("packing_device")
+@pytest.mark.parametrize(("kind", "scheme"), PACKED)
+def test_packed_weights_answer_as_their_numbers_do(
+    pair_of: PairOf, tmp_path: Path, kind: str, scheme: str
+) -> None:
+    quantised, meant = tmp_path / "quantised", tmp_path / "meant"
+    quantised.mkdir()
+    meant.mkdir()
+    write_quantised(pair_of(kind)[0], scheme, quantised, meant)
+    assert packed_bytes(quantised) > 0
+    case = Case(kind, chunk_size=16, backend="torch")
+    check(case, quantised, Oracle(meant), random_requests(16, 120, 24))
+
+
+def packed_bytes(folder: Path) -> int:
+    """Of all packed matrices that the loaded model reaches."""
+    decoder = load.load_model(resolve(str(folder)), "float32", 0, "torch")
+    return sum(part.nbytes for matrix in reached(decoder, PackedMatrix) for part in matrix.parts)
+
+
+@pytest.mark.usefixtures("packing_device")
+@pytest.mark.process
+def test_packed_experts_in_mxfp4_answer_as_their_numbers_do(
+    pair_of: PairOf, tmp_path: Path
+) -> None:
+    quantised, meant = tmp_path / "quantised", tmp_path / "meant"
+    quantised.mkdir()
+    meant.mkdir()
+    write_mxfp4(pair_of("gpt_oss")[0], quantised, meant)
+    assert packed_bytes(quantised) > 0
+    check(Case("gpt_oss"), quantised, Oracle(meant), random_requests(16, 120, 24))
 
 
 @pytest.mark.process

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
+from sluice_kernels.packed import Kind
 from sluice_runtime.layers.dense import Linear, silu_and_multiply
 from sluice_runtime.layers.experts import (
     EveryExpert,
@@ -19,9 +21,12 @@ from sluice_runtime.layers.experts import (
     in_one_call,
     looped,
 )
+from sluice_runtime.layers.packed import as_tensor
 from sluice_runtime.layers.stack import ExpertsWeights, MlpWeights
 from torch import Tensor
 from torch.nn.functional import linear, silu
+
+from tests.kernels.packed_matrices import packed_matrix
 
 HIDDEN, WIDTH, COUNT, ACTIVE = 32, 16, 6, 2
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -72,8 +77,9 @@ def made_by(token: Tensor, part: MlpWeights) -> Tensor:
     zero = torch.zeros(1).double()
     joined, down = (zero if bias is None else bias.double() for bias in part.biases)
     gate, up = joined.expand(2 * WIDTH).chunk(2)
-    gate = gate + linear(token, part.gate.double())
-    return linear(silu(gate) * (up + linear(token, part.up.double())), part.down.double()) + down
+    gate = gate + linear(token, as_tensor(part.gate, torch.float64))
+    up = up + linear(token, as_tensor(part.up, torch.float64))
+    return linear(silu(gate) * up, as_tensor(part.down, torch.float64)) + down
 
 
 def sorted_by(group: Callable[[Products], object]) -> Callable[[ExpertsWeights], Linear]:
@@ -115,6 +121,25 @@ def test_all_ways_agree(
         made = WAYS[way](weights)(x)
         assert made.dtype is dtype
         assert (made - wanted).norm() <= TOLERANCE[dtype] * wanted.norm()
+
+
+@pytest.mark.parametrize("kind", [Kind.FP8, Kind.INT4, Kind.MXFP4])
+def test_packed_experts_agree(kind: Kind, draw: Callable[..., Tensor]) -> None:
+    plain = weights_of(draw, torch.float32, renormalised=True, biased=True)
+    parts = [
+        MlpWeights(
+            packed_matrix(kind, WIDTH, HIDDEN),
+            packed_matrix(kind, WIDTH, HIDDEN),
+            packed_matrix(kind, HIDDEN, WIDTH, group=WIDTH) if kind is Kind.FP8 else part.down,
+            part.biases,
+        )
+        for part in plain.experts
+    ]
+    weights = replace(plain, experts=parts)
+    x = draw(37, HIDDEN)
+    wanted = one_by_one(x, weights)
+    made = experts(weights, silu_and_multiply)(x)
+    assert (made - wanted).norm() <= 1e-5 * wanted.norm()
 
 
 def test_shares_add_up_to_one_only_where_they_are_renormalised(draw: Callable[..., Tensor]) -> None:

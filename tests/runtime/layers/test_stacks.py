@@ -13,6 +13,7 @@ from sluice_kernels import native
 from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.layers.backend import NATIVE, NATIVE_INT8, TORCH
 from sluice_runtime.layers.dense import linear, pack_int8
+from sluice_runtime.layers.packed import as_tensor
 from sluice_runtime.layers.rope import Rope, angles_of, inverse_frequencies
 from sluice_runtime.layers.stack import LayerShape, LayerStack, LayerWeights, MlpWeights, PagedStep
 from sluice_runtime.layers.stacks import Operators, PlainStack, ShardedStack
@@ -109,7 +110,7 @@ def test_parts_have_norms_of_their_outputs(before: bool, operators: Operators) -
                     mlp_norm=layer.mlp_norm if before else None,
                     attention_post_norm=layer.mlp_norm,
                     mlp_post_norm=layer.attention_norm,
-                    output=layer.output * size,
+                    output=as_tensor(layer.output, torch.float32) * size,
                 )
                 for layer in layers(torch.float32)
             ],

@@ -149,11 +149,12 @@ SCHEMES: dict[str, tuple[dict[str, Any], Quantise]] = {
     ),
     "modelopt": ({"quant_method": "modelopt", "quant_algo": "FP8"}, fp8("weight_scale", "scalar")),
     "outputs": ({"quant_method": "fp8"}, fp8("weight_scale", "outputs")),
-    "awq": (awq(16), int4("awq", 16)),
+    "awq": (awq(32), int4("awq", 32)),
+    "awq-narrow": (awq(16), int4("awq", 16)),
     "awq-one-group": (awq(-1), int4("awq", -1)),
     "gptq": (gptq(32), int4("gptq", 32, less=1, index=True)),
-    "gptq-v2": (gptq(16, checkpoint_format="gptq_v2", sym=False), int4("gptq", 16, index=True)),
-    "gptq-no-zeros": (gptq(16), int4("gptq", 16, zeros=False)),
+    "gptq-v2": (gptq(32, checkpoint_format="gptq_v2", sym=False), int4("gptq", 32, index=True)),
+    "gptq-no-zeros": (gptq(32), int4("gptq", 32, zeros=False)),
 }
 
 EXPERTS = ("gate_up_proj", "down_proj")

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from types import FunctionType, ModuleType
-from typing import Any
-
 import pytest
 import torch
+from sluice_contract.config.packing import Packing
+from sluice_kernels.packed import Kind, PackedMatrix
 from sluice_runtime.engine.sizing.gpu_plan import ModelBytes
 from sluice_runtime.layers import experts
 from sluice_runtime.layers.backend import TORCH
+from sluice_runtime.model.families.registry import spec_from
 from sluice_runtime.model.files import resolve
 from sluice_runtime.model.layer_tensors import Placement, Reader
 from sluice_runtime.model.load import build_decoder, load_model
+from sluice_runtime.model.shard import TensorPart
 from sluice_runtime.parallel.group import Solo
 from torch import Tensor
 
+from tests.published_configs import CONFIGS
 from tests.runtime.engine.sizing.test_gpu_plan import (
     META,
     MODELS,
@@ -25,40 +25,13 @@ from tests.runtime.engine.sizing.test_gpu_plan import (
     MetaWeights,
     of_two_layers,
 )
+from tests.runtime.model.held import held_bytes
 
 # See `test_gpu_plan`.
 pytestmark = pytest.mark.xdist_group("transformers")
 
 LITTLE = 1.01
 """Norms of heads, of which each head has a copy, and frequencies."""
-
-
-def held_bytes(owner: object) -> int:
-    """Of all tensors that `owner` reaches; views of the same memory count once."""
-    sizes: dict[int, int] = {}
-    for tensor in _tensors(owner):
-        if tensor.is_mkldnn:  # has no storage that torch shows
-            sizes[id(tensor)] = tensor.nbytes
-        else:
-            storage = tensor.untyped_storage()
-            sizes[storage._cdata] = storage.nbytes()
-    return sum(sizes.values())
-
-
-def _tensors(owner: object) -> Iterator[Tensor]:
-    known: dict[int, object] = {}
-    waiting: list[Any] = [owner]
-    while waiting:
-        item = waiting.pop()
-        if id(item) in known or isinstance(item, type | ModuleType):
-            continue
-        known[id(item)] = item
-        if isinstance(item, Tensor):
-            yield item
-        elif isinstance(item, FunctionType):  # its globals are nobody's
-            waiting += [*(item.__closure__ or ()), item.__defaults__, item.__kwdefaults__]
-        else:
-            waiting += gc.get_referents(item)
 
 
 @pytest.mark.parametrize("grouped", [True, False], ids=["in one call", "every expert"])
@@ -71,6 +44,40 @@ def test_on_a_gpu(name: str, ranks: int, grouped: bool, monkeypatch: pytest.Monk
     decoder = build_decoder(Reader(model, MetaWeights(), torch.bfloat16, placement), TORCH)
     plan = ModelBytes(model, 2, ranks).weights
     assert plan <= held_bytes(decoder) <= LITTLE * plan
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("repository", CONFIGS)
+def test_packed_on_a_gpu(repository: str, ranks: int) -> None:
+    model = of_two_layers(spec_from(CONFIGS[repository]))
+    packing = model.packing
+    assert packing is not None
+
+    def packed(name: str, part: TensorPart) -> PackedMatrix | None:
+        is_expert = len(part.shape) == 3
+        if packing.experts_only and not is_expert:
+            return None
+        *experts, first, second = part.shape
+        out, width = (second, first) if is_expert else (first, second)
+        return packed_on_meta(packing, (*experts, out), width)
+
+    placement = Placement(META, Solo(0, ranks))
+    reader = Reader(model, MetaWeights(), torch.bfloat16, placement, packed)
+    plan = ModelBytes(model, 2, ranks, packed=True).weights
+    assert plan <= held_bytes(build_decoder(reader, TORCH)) <= LITTLE * plan
+
+
+def packed_on_meta(packing: Packing, outs: tuple[int, ...], width: int) -> PackedMatrix:
+    def like(size: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty((*outs, size), dtype=dtype, device=META)
+
+    byte, groups = torch.uint8, width // packing.group if packing.group else 1
+    numbers = like(width * packing.bits // 8, byte)
+    if packing.bits == 8:
+        return PackedMatrix(Kind.FP8, numbers, like(groups, torch.float32))
+    if packing.experts_only:
+        return PackedMatrix(Kind.MXFP4, numbers, like(groups, byte))
+    return PackedMatrix(Kind.INT4, numbers, like(groups, torch.float16), like(groups, byte))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

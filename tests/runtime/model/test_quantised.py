@@ -11,12 +11,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from sluice_contract.config.model_shape import ModelShape
+from sluice_contract.config.packing import packing_of
 from sluice_contract.config.supported import QUANTISATIONS
+from sluice_kernels.packed import PackedMatrix, dequantised
 from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.model.load_progress import LoadProgress
 from sluice_runtime.model.mxfp4 import Mxfp4
-from sluice_runtime.model.quantised import FORMATS, QuantisedWeights, format_from
-from sluice_runtime.model.shard import Shard, Split
+from sluice_runtime.model.quantisation_config import FORMATS, format_from
+from sluice_runtime.model.quantised import QuantisedWeights
+from sluice_runtime.model.shard import Shard, Split, TensorPart
 from sluice_runtime.model.staging import Wait
 from sluice_runtime.model.streamed_weights import StreamedWeights
 from sluice_runtime.model.weights import Checkpoint, MappedWeights, WeightSource
@@ -99,6 +103,97 @@ def test_streamed_as_to_a_device(tmp_path: Path, scheme: str) -> None:
     assert torch.equal(part, meant[:, WIDTH // 2 :])
 
 
+WHOLE_GROUPS = {
+    "fp8": 1,
+    "compressed-channel": 1,
+    "compressed-block": 3,
+    "modelopt": 1,
+    "outputs": 1,
+    "awq": 3,
+    "gptq": 3,
+    "gptq-v2": 3,
+    "gptq-no-zeros": 3,
+}
+"""Schemes of which matrices stay packed, with the groups of an output."""
+
+
+def read_packed(folder: Path, scheme: str, part: TensorPart, *, streamed: bool) -> PackedMatrix:
+    stored_as = format_from({"quantization_config": SCHEMES[scheme][0]})
+    assert stored_as is not None
+    with ExitStack() as stack:
+        checkpoint = stack.enter_context(Checkpoint(folder))
+        source: WeightSource = MappedWeights(checkpoint)
+        if streamed:
+            own = StreamedWeights(checkpoint, LateCopies(), LoadProgress(0), 2048)
+            source = stack.enter_context(own)
+        weights = QuantisedWeights(checkpoint, source, stored_as)
+        matrix = weights.read_packed(f"{NAME}.weight", part)
+        weights.settle()
+        assert matrix is not None
+        assert not weights.unread()
+        return matrix
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("scheme", WHOLE_GROUPS)
+def test_packed_parts_joined_are_the_numbers_that_are_meant(
+    tmp_path: Path, scheme: str, streamed: bool
+) -> None:
+    meant = write(tmp_path, scheme)
+    for ranks, split in ((1, Split.ROWS), (2, Split.ROWS), (3, Split.ROWS), (3, Split.COLUMNS)):
+        parts = [
+            read_packed(
+                tmp_path, scheme, Shard(rank, ranks).part((OUT, WIDTH), split), streamed=streamed
+            )
+            for rank in range(ranks)
+        ]
+        dim = 0 if split is Split.ROWS else 1
+        assert torch.equal(torch.cat([dequantised(part) for part in parts], dim), meant)
+
+
+@pytest.mark.parametrize("scheme", WHOLE_GROUPS)
+def test_a_packed_matrix_takes_the_bytes_that_config_json_says(tmp_path: Path, scheme: str) -> None:
+    write(tmp_path, scheme)
+    matrix = read_packed(tmp_path, scheme, Shard().part((OUT, WIDTH), Split.ROWS), streamed=True)
+    groups = 1 if matrix.scales is None else matrix.scales.shape[1]
+    assert groups == WHOLE_GROUPS[scheme]
+    config = {"quantization_config": SCHEMES[scheme][0], "dtype": "float16"}
+    packing = packing_of(config, shape_with_inputs(WIDTH))
+    assert packing is not None
+    held = sum(part.nbytes for part in matrix.parts)
+    absent = OUT * groups if matrix.zeros is None and packing.bits == 4 else 0
+    assert packing.matrix_bytes(OUT, WIDTH) == held + absent
+
+
+def shape_with_inputs(width: int) -> ModelShape:
+    return ModelShape(8, width, width, 1, width // 32, 1, 32, 64, tied_embeddings=True)
+
+
+@pytest.mark.parametrize(
+    "scheme", ["fp8-blocks", "fp8-large-blocks", "awq-narrow", "awq-one-group"]
+)
+def test_groups_that_products_do_not_read_have_no_packing(scheme: str) -> None:
+    config = {"quantization_config": SCHEMES[scheme][0]}
+    assert packing_of(config, shape_with_inputs(WIDTH)) is None
+
+
+def test_a_part_that_cuts_a_group_cannot_stay_packed(tmp_path: Path) -> None:
+    write(tmp_path, "gptq")
+    part = Shard(1, 2).part((OUT, WIDTH), Split.COLUMNS)
+    with pytest.raises(ModelLoadError, match=r"inputs 48 to 96 of layer\.q_proj are not whole"):
+        read_packed(tmp_path, "gptq", part, streamed=False)
+
+
+def test_a_matrix_that_is_not_quantised_is_not_packed(tmp_path: Path) -> None:
+    save_file({f"{NAME}.weight": torch.randn(OUT, WIDTH)}, tmp_path / "model.safetensors")
+    stored_as = format_from({"quantization_config": SCHEMES["fp8"][0]})
+    assert stored_as is not None
+    with Checkpoint(tmp_path) as checkpoint:
+        weights = QuantisedWeights(checkpoint, MappedWeights(checkpoint), stored_as)
+        whole = Shard().part((OUT, WIDTH), Split.ROWS)
+        assert weights.read_packed(f"{NAME}.weight", whole) is None
+
+
 EXPERTS, INNER, OUTPUTS = 3, 96, 20
 STACK = "layer.experts.down_proj"
 
@@ -144,6 +239,23 @@ def test_the_parts_of_stacked_experts_joined_are_the_numbers_that_are_meant(
     parts = [
         read_stack(tmp_path, Shard(rank, ranks), dim, streamed=streamed) for rank in range(ranks)
     ]
+    assert torch.equal(torch.cat(parts, dim), meant)
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+def test_the_parts_of_packed_experts_joined_are_the_numbers_that_are_meant(
+    tmp_path: Path, stack_of: Callable[..., Tensor], dim: int
+) -> None:
+    meant = stack_of()
+    parts = []
+    with Checkpoint(tmp_path) as checkpoint:
+        for rank in range(3 if dim == 1 else 4):
+            part = Shard(rank, 3 if dim == 1 else 4).along((EXPERTS, INNER, OUTPUTS), dim)
+            weights = QuantisedWeights(checkpoint, MappedWeights(checkpoint), Mxfp4())
+            matrix = weights.read_packed(STACK, part)
+            weights.settle()
+            assert matrix is not None
+            parts.append(dequantised(matrix).transpose(1, 2))
     assert torch.equal(torch.cat(parts, dim), meant)
 
 
@@ -218,10 +330,10 @@ def refusal(folder: Path, scheme: str, change: Change) -> str:
         ("fp8", "weight_scale", [OUT, 1]),
         ("fp8-blocks", "weight_scale_inv", [2, 3]),
         ("compressed-channel", "weight_scale", [OUT, 1]),
-        ("awq", "qzeros", [6, 10]),
+        ("awq", "qzeros", [3, 10]),
         ("awq", "qweight", [WIDTH, 10]),
         ("gptq", "scales", [3, OUT]),
-        ("gptq-v2", "qzeros", [6, 10]),
+        ("gptq-v2", "qzeros", [3, 10]),
     ],
 )
 def test_a_missing_part_is_named(
@@ -237,7 +349,7 @@ def test_a_missing_part_is_named(
         ("fp8-blocks", "weight_scale_inv", (3, 2)),
         ("fp8", "weight_scale", (7,)),
         ("compressed-channel", "weight_scale", (WIDTH, 1)),
-        ("awq", "scales", (3, OUT)),
+        ("awq", "scales", (6, OUT)),
         ("gptq", "qweight", (WIDTH, 10)),
     ],
 )

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from sluice_contract.config.accelerators import FIXED_MIB, GRAPH_ROW_MIB, MACHINE_GPUS
-from sluice_contract.config.model_shape import kv_values
+from sluice_contract.config.model_shape import ModelShape, kv_values
+from sluice_contract.config.packing import Packing, layer_bytes
 from sluice_contract.config.sizing import PlannedConfig, ResolvedConfig
 
 from sluice_runtime.engine.sampling.memory import sampling_bytes
@@ -61,6 +62,8 @@ class ModelBytes:
     """Number of weight values besides those of the decoder, such as those of a draft head."""
     kv_itemsize: int | None = None
     """Size of a value of keys and values; None: `itemsize`."""
+    packed: bool = False
+    """Whether quantised matrices stay packed, where the model has a packing."""
 
     @property
     def weights(self) -> int:
@@ -68,32 +71,40 @@ class ModelBytes:
 
     @property
     def _own_weights(self) -> int:
-        spec, ranks = self.spec, self.ranks
-        heads = (spec.heads // ranks + spec.rank_kv_heads(ranks)) * spec.head_dim
-        attention = 2 * heads * spec.hidden_size + self._family.bias_values(spec, ranks)
+        spec, ranks, experts = self.spec, self.ranks, self.spec.experts
+        values = spec.layers * self._family.bias_values(spec, ranks) + self.other_values
+        if experts is not None:  # routers too
+            own = experts.count * spec.hidden_size
+            own += self._family.expert_bias_values(spec, experts, ranks)
+            values += len(experts.layers) * own
+        table = -(-spec.vocabulary_size // ranks) * spec.hidden_size
+        values += table if spec.tied_embeddings else 2 * table
         norms = spec.layers * self._family.norm_values(spec, ranks) + spec.hidden_size
         norm_dtype = self._family.norm_dtype
         norm_itemsize = norm_dtype.itemsize if norm_dtype else self.itemsize
-        table = -(-spec.vocabulary_size // ranks) * spec.hidden_size
-        tables = table if spec.tied_embeddings else 2 * table
-        values = spec.layers * attention + self._mlps + tables + self.other_values
-        return values * self.itemsize + norms * norm_itemsize
+        layers = layer_bytes(self._part_of_layers, self.packing, self.itemsize)
+        return layers + values * self.itemsize + norms * norm_itemsize
+
+    @property
+    def packing(self) -> Packing | None:
+        """Packing of matrices; None: all have `itemsize`."""
+        return self.spec.packing if self.packed else None
+
+    @property
+    def _part_of_layers(self) -> ModelShape:
+        """Sizes of a rank's part of each layer."""
+        spec, ranks, experts = self.spec, self.ranks, self.spec.experts
+        return replace(
+            spec,
+            heads=spec.heads // ranks,
+            kv_heads=spec.rank_kv_heads(ranks),
+            intermediate_size=spec.intermediate_size // ranks,
+            experts=experts and replace(experts, width=experts.width // ranks),
+        )
 
     @property
     def _family(self) -> Family:
         return family_of(self.spec)
-
-    @property
-    def _mlps(self) -> int:
-        """Values of the feed-forward parts of all layers."""
-        spec, experts = self.spec, self.spec.experts
-        row = 3 * spec.hidden_size // self.ranks
-        if experts is None:
-            return spec.layers * row * spec.intermediate_size
-        sparse = len(experts.layers)
-        experts_of_layer = experts.count * (row * experts.width + spec.hidden_size)
-        experts_of_layer += self._family.expert_bias_values(spec, experts, self.ranks)
-        return (spec.layers - sparse) * row * spec.intermediate_size + sparse * experts_of_layer
 
     @property
     def token(self) -> int:
@@ -144,7 +155,8 @@ class ModelBytes:
         """The model over more ranks, as far as its layers can be divided."""
         ranks, counts = self.ranks, self.spec.rank_counts
         while (ranks := 2 * ranks) <= MACHINE_GPUS:
-            if ranks in counts:
+            cuts = self.packing is not None and self.packing.parts % ranks != 0
+            if ranks in counts and not cuts:
                 yield self.over(ranks)
 
 
@@ -211,7 +223,8 @@ def check_weights(model: ModelBytes, config: PlannedConfig, device: DeviceBytes)
         return
     wider = next((m.ranks for m in model.wider() if m.weights < _WEIGHTS_SHARE * share), None)
     ranks = f"raise tensorParallelSize (accelerator.count) to {wider}, or " if wider else ""
-    stored = f", dequantised from {model.spec.quantised}," if model.spec.quantised else ""
+    how = "packed as" if model.packing else "dequantised from"
+    stored = f", {how} {model.spec.quantised}," if model.spec.quantised else ""
     raise OutOfMemoryError(
         f"model weights{stored} want {mib(model.weights)} of each GPU, and memoryPercent "
         f"{config.memory_percent} of its {mib(device.total)} is {mib(share)}; {ranks}take GPUs "

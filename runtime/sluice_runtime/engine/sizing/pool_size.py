@@ -50,6 +50,7 @@ from sluice_runtime.engine.warm_up import full_step
 from sluice_runtime.errors import OutOfMemoryError
 from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.layers.backend import TORCH
+from sluice_runtime.layers.packed import can_pack
 from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.model.families.registry import spec_from
 from sluice_runtime.model.files import drafts_with_head, resolve_draft
@@ -139,7 +140,8 @@ def model_bytes(config: PlannedConfig, spec: ModelSpec, ranks: int) -> ModelByte
     dtype or else their own."""
     draft = resolve_draft(config)
     kv_itemsize = 1 if config.kv_cache_dtype == "fp8_e4m3" else None
-    own = ModelBytes(spec, _itemsize(config, spec), ranks, kv_itemsize=kv_itemsize)
+    packed = can_pack(place_of(config.accelerator))
+    own = ModelBytes(spec, _itemsize(config, spec), ranks, kv_itemsize=kv_itemsize, packed=packed)
     if draft is None:
         return own
     if drafts_with_head(config):

@@ -17,15 +17,17 @@ from sluice_contract.config.model_shape import (
     Experts,
     architecture_of,
 )
+from sluice_contract.config.packing import packing_of
 from torch import Tensor
 
 from sluice_runtime.layers.adapters import AdapterBank
 from sluice_runtime.layers.attention import AttentionRule, LayerKind
+from sluice_runtime.layers.packed import Matrix
 from sluice_runtime.layers.rope import Rope
 from sluice_runtime.layers.stack import ExpertsWeights, LayerShape, LayerWeights, MlpWeights
 from sluice_runtime.model.config_json import Config
 from sluice_runtime.model.layer_tensors import Reader, in_pair_order
-from sluice_runtime.model.quantised import format_from
+from sluice_runtime.model.quantisation_config import format_from
 from sluice_runtime.model.rope_config import ROPE_TYPES, rope_from
 from sluice_runtime.model.spec import (
     FEATURES,
@@ -119,6 +121,7 @@ class Family:
             rope=rope,
             dtype=dtype_of(config),
             quantised=format_from(config),
+            packing=packing_of(config, shape),
             windows=windows_of(config, shape.layers, every, window_rope) if every else None,
             qkv_bias=self.qkv_bias,
         ).serving(shape.context_length_tokens)
@@ -204,7 +207,7 @@ class Family:
             mlp_post_norm=norm(names.after_mlp),
         )
 
-    def qkv(self, reader: Reader, attention: str, width: int) -> Iterator[Tensor]:
+    def qkv(self, reader: Reader, attention: str, width: int) -> Iterator[Matrix]:
         """Matrices of queries, keys and values."""
         for name, size in qkv_sizes(reader.spec).items():
             yield reader.matrix(f"{attention}.{name}", size, width)
@@ -221,7 +224,7 @@ class Family:
     ) -> ExpertsWeights:
         """Feed-forward part with experts whose tensor names begin with `part`."""
         return ExpertsWeights(
-            router=reader.matrix(f"{part}.gate", experts.count, reader.spec.hidden_size),
+            router=reader.table(f"{part}.gate", experts.count, reader.spec.hidden_size),
             experts=[
                 self._gated(reader, f"{part}.experts.{number}", experts.width, names)
                 for number in range(experts.count)

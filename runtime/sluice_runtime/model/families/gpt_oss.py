@@ -61,19 +61,19 @@ class _GptOss(Family):
         """Experts in tensors [experts, in, out], where outputs of gate and up alternate."""
         count, hidden, width = experts.count, reader.spec.hidden_size, experts.width
         name = f"{part}.experts"
-        gate_up = reader.stack(f"{name}.gate_up_proj", (count, hidden, 2 * width), 2)
+        gate_up = reader.matrices(f"{name}.gate_up_proj", (count, hidden, 2 * width), 2)
         gate_up_biases = reader.stack(f"{name}.gate_up_proj_bias", (count, 2 * width), 1)
-        down = reader.stack(f"{name}.down_proj", (count, width, hidden), 1)
+        down = reader.matrices(f"{name}.down_proj", (count, width, hidden), 1)
         down_biases = reader.stack_bias(f"{name}.down_proj_bias", (count, hidden))
         reader.weights.settle()
         gate_up_biases = torch.cat((gate_up_biases[:, 0::2], gate_up_biases[:, 1::2]), 1)
         return ExpertsWeights(
-            router=reader.matrix(f"{part}.router", count, hidden),
+            router=reader.table(f"{part}.router", count, hidden),
             experts=[
                 MlpWeights(
-                    gate=gate_up[number, :, 0::2].T,
-                    up=gate_up[number, :, 1::2].T,
-                    down=down[number].T,
+                    gate=gate_up[number, 0::2],
+                    up=gate_up[number, 1::2],
+                    down=down[number],
                     biases=(gate_up_biases[number], down_biases[number]),
                 )
                 for number in range(count)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from torch import Tensor
-
+from sluice_runtime.layers.packed import Matrix
 from sluice_runtime.model.families.family import Family, qkv_sizes
 from sluice_runtime.model.layer_tensors import Reader
 
 
 class _Phi3(Family):
-    def qkv(self, reader: Reader, attention: str, width: int) -> Iterator[Tensor]:
+    def qkv(self, reader: Reader, attention: str, width: int) -> Iterator[Matrix]:
         return reader.fused(f"{attention}.qkv_proj", qkv_sizes(reader.spec), width)
 
 

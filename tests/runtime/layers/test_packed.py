@@ -1,0 +1,67 @@
+"""Weights stay packed where there is a kernel for them, and join with those that are not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sluice_kernels.packed import Kind, PackedMatrix, dequantised
+from sluice_runtime.errors import InvalidConfigError
+from sluice_runtime.layers.dense import linear
+from sluice_runtime.layers.packed import as_tensor, can_pack, joined
+from sluice_runtime.model.families.registry import spec_from
+from sluice_runtime.model.load import check_groups
+
+from tests.kernels.packed_matrices import packed_matrix
+from tests.published_configs import CONFIGS
+
+GPU = torch.device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("capability", "packs"),
+    [((7, 5), False), ((8, 0), True), ((8, 9), True), ((9, 0), True), ((12, 0), True)],
+)
+def test_nvidia_gpus_that_multiply_bfloat16_keep_weights_packed(
+    capability: tuple[int, int], packs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert can_pack(GPU) is packs
+    assert not can_pack(torch.device("cpu"))
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    assert not can_pack(GPU)
+
+
+def test_without_a_gpu_nothing_stays_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert not can_pack(GPU)
+
+
+def test_ranks_that_would_cut_a_group_are_refused() -> None:
+    """gpt-oss has 2,880 inputs in groups of 32."""
+    spec = spec_from(CONFIGS["openai/gpt-oss-120b"])
+    check_groups(spec, 2)
+    with pytest.raises(InvalidConfigError) as caught:
+        check_groups(spec, 4)
+    assert str(caught.value) == (
+        "tensorParallelSize: 4 is not allowed; allowed: one of 1, 2, so that each rank has whole "
+        "groups of packed inputs (MXFP4)"
+    )
+
+
+def test_a_packed_product_is_that_of_its_numbers() -> None:
+    matrix, bias, x = packed_matrix(Kind.INT4, 24, 64), torch.randn(24), torch.randn(5, 64)
+    wanted = x @ dequantised(matrix).T + bias
+    torch.testing.assert_close(linear(matrix, bias)(x), wanted)
+
+
+def test_joined_with_a_matrix_that_is_not_packed_it_is_dequantised() -> None:
+    """As where modules_to_not_convert names one of several."""
+    matrix, plain = packed_matrix(Kind.FP8, 8, 32), torch.randn(4, 32).bfloat16()
+    both = joined([matrix, plain])
+    assert isinstance(both, torch.Tensor)
+    assert both.dtype is torch.bfloat16
+    assert torch.equal(both, torch.cat((as_tensor(matrix, torch.bfloat16), plain)))
+    assert isinstance(joined([matrix, matrix]), PackedMatrix)
+    assert joined([plain]) is plain
