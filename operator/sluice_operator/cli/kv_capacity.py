@@ -14,6 +14,7 @@ from sluice_contract.config.accelerators import (
     MAX_RUNNING_REQUESTS,
     Accelerator,
     memory_mib_of,
+    packs_weights,
     requests_in_pool,
 )
 from sluice_contract.config.model_facts import ModelFacts
@@ -116,7 +117,7 @@ def memory_share(
         unknown = f"the memory of {accelerator} is not known"
     if memory_bytes is None:
         return KvCapacity(token_bytes=token_bytes, missing=unknown)
-    weights = _weight_bytes(model, BYTES[stored], BYTES[dtype])
+    weights = _weight_bytes(model, accelerator, BYTES[stored], BYTES[dtype])
     if weights is None:
         text = f"how many weights the {model.quantization} files mean is not known"
         return KvCapacity(token_bytes=token_bytes, missing=text)
@@ -125,9 +126,13 @@ def memory_share(
     return MemoryShare(share, weights, token_bytes, place)
 
 
-def _weight_bytes(model: ModelFacts, stored_bytes: int, held_bytes: int) -> float | None:
-    """Bytes of the weights in an engine's memory, which holds them dequantised; copies are not
-    counted."""
+def _weight_bytes(
+    model: ModelFacts, accelerator: Accelerator, stored_bytes: int, held_bytes: int
+) -> float | None:
+    """Bytes of the weights in an engine's memory, where quantised ones stay packed or do not; copies
+    are not counted."""
+    if model.packed_bytes is not None and packs_weights(accelerator):
+        return float(model.packed_bytes)
     if isinstance(model, ModelStatus) and model.quantization is None:
         return model.bytes * held_bytes / stored_bytes
     return None if model.parameters is None else float(model.parameters * held_bytes)

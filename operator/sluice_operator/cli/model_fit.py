@@ -12,7 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sluice_contract.config.accelerators import MACHINE_GPUS, Accelerator, least_tokens
+from sluice_contract.config.accelerators import (
+    MACHINE_GPUS,
+    Accelerator,
+    least_tokens,
+    packs_weights,
+)
 from sluice_contract.config.engine import EngineSettings
 from sluice_contract.config.model_facts import ModelFacts, facts_of
 from sluice_contract.config.published_models import is_gated, published_model
@@ -154,7 +159,14 @@ class _Fit:
     @property
     def counts(self) -> Sequence[int]:
         """Numbers of GPUs that can share each layer; none where the model's sizes are unknown."""
-        return self.sizes.facts.tensor_parallel_sizes or ()
+        counts = self.sizes.facts.tensor_parallel_sizes or ()
+        parts = (self.sizes.facts.packed_parts if self.is_packed else None) or 0
+        return [count for count in counts if not parts % count]
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether engines keep the model's quantised weights packed."""
+        return self.sizes.facts.packed_bytes is not None and packs_weights(self.accelerator)
 
     def least_count(self, tokens: int) -> int | None:
         """The least number of one machine's GPUs that leaves a KV pool of `tokens`."""
@@ -188,6 +200,8 @@ def _finding(fit: _Fit, spec: InferenceServiceSpec) -> Finding | None:
     if fit.counts and not fit.accelerator.is_cpu and count not in fit.counts:
         allowed = ", ".join(map(str, fit.counts))
         text = f"{count} GPUs cannot share each layer of {name}"
+        if count in (fit.sizes.facts.tensor_parallel_sizes or ()):
+            text += " without a cut through packed weights"
         return Finding(field, f"{text}; allowed: {allowed}{source}")
     share = fit.share
     if share is None or "kv_pool_tokens" in fit.pool.settings or share.tokens >= fit.least_pool:
@@ -206,13 +220,17 @@ def _finding(fit: _Fit, spec: InferenceServiceSpec) -> Finding | None:
     least = fit.least_count(fit.least_pool)
     ways = [f"count {least}"] if least else []
     ways.append(f"GPUs that leave {math.ceil(needed / count / GIB)} GiB each")
-    return Finding(
-        field,
-        f"{text}; allowed: {', '.join(ways)}, or a smaller model. A quantised checkpoint takes as "
-        f"much: engines hold its weights in {_held_dtype(fit)}{source}",
-    )
+    text = f"{text}; allowed: {', '.join(ways)}, or a smaller model"
+    return Finding(field, f"{text}{_of_quantised(fit)}{source}")
 
 
-def _held_dtype(fit: _Fit) -> str:
+def _of_quantised(fit: _Fit) -> str:
+    """What a quantised checkpoint changes, as another sentence; empty: the sizes are those of
+    one."""
+    if fit.is_packed:
+        return ""
+    if packs_weights(fit.accelerator):
+        return ". A checkpoint in FP8 or 4 bits stays packed and takes less"
     dtype = str(fit.pool.settings["dtype"].value)
-    return dtype if dtype != "auto" else fit.sizes.facts.dtype or "float32"
+    dtype = dtype if dtype != "auto" else fit.sizes.facts.dtype or "float32"
+    return f". A quantised checkpoint takes as much: engines hold its weights in {dtype}"

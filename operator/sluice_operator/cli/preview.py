@@ -358,8 +358,7 @@ def _model(shown: Preview, service: str) -> Iterator[str]:
         size = f"{resolved.bytes / 1e9:.1f} GB, {resolved.architecture}"
         yield f"  {resolved.revision} was resolved to commit {resolved.commit}: {size}."
         if resolved.quantization is not None:
-            yield f"  Weights are quantised ({resolved.quantization}) in these files; engines hold"
-            yield "  them in their dtype, in the memory of a model that is not quantised."
+            yield from _quantised(resolved)
     else:
         revision = shown.service["spec"]["model"].get("revision", DEFAULT_REVISION)
         yield f"  Revision {revision} is resolved to a commit when this is applied."
@@ -368,6 +367,16 @@ def _model(shown: Preview, service: str) -> Iterator[str]:
         yield f"  A Job downloads it to claim {model.cache.claim} before there are engines."
     else:
         yield "  Each engine downloads it at its start; spec.model.cache: once for all."
+
+
+def _quantised(resolved: ModelStatus) -> Iterator[str]:
+    yield f"  Weights are quantised ({resolved.quantization}) in these files."
+    if resolved.packed_bytes is None:
+        yield "  Engines hold them in their dtype, in the memory of a model that is not quantised."
+    else:
+        size = f"{resolved.packed_bytes / 1e9:.1f} GB"
+        yield f"  On NVIDIA's GPUs from compute capability 8.0 they stay packed: {size}."
+        yield "  Other engines hold them in their dtype."
 
 
 def _adapters(model: ModelSpec, fetched: Iterable[Manifest]) -> Iterator[str]:

@@ -89,6 +89,12 @@ class ProductRow:
     labels: tuple[str, ...] = ()
     """Values of `nvidia.com/gpu.product` or `amd.com/gpu.product-name` on whole devices."""
 
+    @property
+    def packs(self) -> bool:
+        """Whether engines keep quantised weights packed on it: on NVIDIA's GPUs from compute
+        capability 8.0."""
+        return self.architecture is not None and self.architecture >= BFLOAT16_FROM
+
 
 WIDE_FROM: Final = 4
 MIN_RUNNING_REQUESTS: Final = 256
@@ -216,6 +222,16 @@ def has_kernels(architecture: int) -> bool:
     """Whether the engine's image has attention kernels for an architecture. On others plain torch
     computes attention, several times slower."""
     return architecture // 10 in KERNEL_MAJORS or architecture in KERNEL_ARCHITECTURES
+
+
+def packs_weights(accelerator: Accelerator) -> bool:
+    """Whether engines keep quantised weights packed; parts of a device do as the whole, and unknown
+    products are taken to do so."""
+    if accelerator.is_cpu:
+        return False
+    name = PART.split(accelerator.product or "")[0]
+    row = next((row for row in PRODUCTS if row.pattern.search(name)), None)
+    return row is None or row.packs
 
 
 def labels_near(product: str) -> tuple[str, ...]:

@@ -14,12 +14,16 @@ from sluice_contract.base import ConfigError, ContractModel
 from sluice_contract.config.model_shape import (
     MAX_COUNT,
     MAX_RANKS,
+    ModelShape,
     architecture_of,
     language_model,
     shape_from,
 )
+from sluice_contract.config.packing import QUANTISATION_KEYS, Packing, packing_of, weight_bytes
 
 MAX_WORD: Final = 128
+PLAIN_BYTES: Final = 2
+"""Bytes of a number that is not quantised."""
 
 
 class ModelFacts(ContractModel):
@@ -50,6 +54,16 @@ class ModelFacts(ContractModel):
         default=None, max_length=MAX_WORD, description="How weights are quantised, e.g. gptq."
     )
     parameters: int | None = Field(default=None, ge=1, description="Numbers of all matrices.")
+    packed_bytes: int | None = Field(
+        default=None,
+        ge=1,
+        description="Bytes of all matrices on GPUs where quantised ones stay packed.",
+    )
+    packed_parts: int | None = Field(
+        default=None,
+        ge=1,
+        description="Equal parts that packed matrices have; the number of GPUs divides it.",
+    )
 
 
 class ResolvedModel(ModelFacts):
@@ -74,6 +88,7 @@ def facts_of(config: Mapping[str, Any]) -> ModelFacts:
         return facts
     return facts.model_copy(
         update={
+            **packed_facts(shape, packing_of(config, shape)),
             "layers": shape.layers,
             "kv_heads": shape.kv_heads,
             "head_dim": shape.head_dim,
@@ -85,8 +100,16 @@ def facts_of(config: Mapping[str, Any]) -> ModelFacts:
     )
 
 
+def packed_facts(shape: ModelShape, packing: Packing | None) -> Mapping[str, int]:
+    """Facts about packed matrices, beside 16-bit ones that are not quantised."""
+    if packing is None:
+        return {}
+    size = min(weight_bytes(shape, packing, PLAIN_BYTES), MAX_COUNT)
+    return {"packed_bytes": size, "packed_parts": packing.parts}
+
+
 def _quantization(config: Mapping[str, Any]) -> str | None:
-    for key in ("quantization_config", "compression_config"):
+    for key in QUANTISATION_KEYS:
         if value := config.get(key):
             method = value.get("quant_method") if isinstance(value, dict) else None
             return _word(method) or key

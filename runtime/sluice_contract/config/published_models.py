@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from sluice_contract.config.model_facts import ModelFacts
+from sluice_contract.config.model_facts import ModelFacts, packed_facts
 from sluice_contract.config.model_shape import Experts, ModelShape
+from sluice_contract.config.packing import FP8, MXFP4, Packing, divided
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class PublishedModel:
     architecture: str
     shape: ModelShape
     quantization: str | None = None
+    packing: Packing | None = None
 
     @property
     def name(self) -> str:
@@ -46,6 +48,7 @@ class PublishedModel:
             context_tokens=self.shape.context_length_tokens,
             quantization=self.quantization,
             parameters=self.shape.parameters,
+            **packed_facts(self.shape, self.packing),
         )
 
 
@@ -70,8 +73,22 @@ def published_model(names: Iterable[str]) -> PublishedModel | None:
                 if segment[:first][-1:].isalnum() or _OTHER_MODEL.search(segment):
                     continue
                 if not _OTHER_CONTEXT.search(segment, last + 1):
-                    return model
+                    return _as_named(model, segment)
     return None
+
+
+_QUANTISED: Final = re.compile(r"(?<![a-z0-9])(fp8|awq|gptq)(?!.*int8)(?![a-z])")
+"""Words of quantised copies whose format has no other sizes in use."""
+_INT4: Final = Packing(4, 3, 128)
+"""AWQ and GPTQ as they are mostly published: groups of 128, scales in float16, zeros."""
+
+
+def _as_named(model: PublishedModel, segment: str) -> PublishedModel:
+    """The model in the format that a word of its name says; itself without such a word."""
+    if model.quantization is not None or (word := _QUANTISED.search(segment)) is None:
+        return model
+    stored = FP8 if word[1] == "fp8" else _INT4
+    return replace(model, quantization=word[1], packing=divided(stored, model.shape))
 
 
 GATED_OWNERS: Final = {"meta-llama": "Llama", "google": "Gemma"}
@@ -107,9 +124,10 @@ def _model(
     architecture: str,
     shape: ModelShape,
     quantization: str | None = None,
+    packing: Packing | None = None,
 ) -> PublishedModel:
     compiled = re.compile(f"{pattern}(?![0-9])")
-    return PublishedModel(repository, compiled, architecture, shape, quantization)
+    return PublishedModel(repository, compiled, architecture, shape, quantization, packing)
 
 
 def _qwen3(name: str, sizes: str, *, tied: bool = False) -> PublishedModel:
@@ -151,7 +169,8 @@ def _gemma3(name: str, sizes: str, head_dim: int, context: int = 131_072) -> Pub
 
 def _gpt_oss(name: str, layers: int, experts: int) -> PublishedModel:
     shape = _sparse(_shape(f"2880 2880 {layers} 64 8", 64, 201_088, 131_072), experts, 4)
-    return _model(f"openai/{name}", _plain(name), "GptOssForCausalLM", shape, "mxfp4")
+    named = f"openai/{name}", _plain(name), "GptOssForCausalLM"
+    return _model(*named, shape, "mxfp4", divided(MXFP4, shape))
 
 
 def _plain(name: str) -> str:

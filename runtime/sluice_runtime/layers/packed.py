@@ -6,26 +6,25 @@ Knows no format; `sluice_kernels.packed` holds the layout.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
 
 import torch
 from sluice_kernels import packed, reference
 from sluice_kernels.packed import Grouping, PackedMatrix, dequantised
 from torch import Tensor
 
+from sluice_runtime.layers.attention_choice import BFLOAT16_FROM
+
 Matrix = Tensor | PackedMatrix
 """A weight [out, in]."""
 Product = Callable[[Tensor, PackedMatrix, Tensor | None, Grouping | None], Tensor]
 """See `sluice_kernels.reference.packed_product`."""
-_MIN_MAJOR: Final = 8
-"""Major compute capability from which GPUs multiply bfloat16."""
 
 
 def can_pack(device: torch.device) -> bool:
     """Whether products with packed weights have a kernel on `device`."""
     if device.type != "cuda" or torch.version.hip is not None or not torch.cuda.is_available():
         return False
-    return torch.cuda.get_device_capability(device)[0] >= _MIN_MAJOR
+    return torch.cuda.get_device_capability(device) >= BFLOAT16_FROM
 
 
 def product_on(device: torch.device) -> Product:

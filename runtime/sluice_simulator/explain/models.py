@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from sluice_contract.base import ConfigError
 from sluice_contract.config.model_shape import ModelShape, language_model, shape_from
+from sluice_contract.config.packing import Packing, layer_bytes, packing_of, weight_bytes
 from sluice_contract.config.published_models import published_model
 from sluice_contract.config.supported import ARCHITECTURES, QUANTISATIONS
 
@@ -28,17 +29,21 @@ class ExplainedModel:
     shape: ModelShape
     kv_number_bytes: int = BYTES
     """Size of a number of keys and values."""
+    packing: Packing | None = None
+    """Packing of its matrices; None: they have 16 bits."""
 
     def weight_bytes(self, ranks: int) -> float:
         """Bytes that `ranks` GPUs together read in each step: layers, and the matrix of the
         logits."""
         logits = self.shape.hidden_size * self.shape.vocabulary_size
-        layers = self.shape.layer_values + self.shape.copied_weights(ranks)
-        return float(BYTES * (layers + logits))
+        others = logits + self.shape.copied_weights(ranks)
+        return float(layer_bytes(self.shape, self.packing, BYTES) + BYTES * others)
 
     def held_bytes(self, ranks: int) -> int:
-        """Bytes of memory that all weights take on `ranks` GPUs together."""
-        return BYTES * (self.shape.parameters + self.shape.copied_weights(ranks))
+        """Bytes of memory that all weights take on `ranks` GPUs together; copies count with 16
+        bits."""
+        copies = BYTES * self.shape.copied_weights(ranks)
+        return weight_bytes(self.shape, self.packing, BYTES) + copies
 
     @property
     def token_flop(self) -> float:
@@ -59,7 +64,7 @@ class ExplainedModel:
 def known_model(names: Iterable[str]) -> ExplainedModel | None:
     """The published model that one of the names has in it."""
     model = published_model(names)
-    return ExplainedModel(model.name, model.shape) if model else None
+    return ExplainedModel(model.name, model.shape, packing=model.packing) if model else None
 
 
 def model_from(text: str) -> ExplainedModel:
@@ -74,11 +79,11 @@ def model_from(text: str) -> ExplainedModel:
     _refuse_what_no_engine_loads(config)
     try:
         shape = shape_from(language_model(config))
+        packing = packing_of(language_model(config), shape)
     except ConfigError as error:
         raise ValueError(f"config.json: {error}") from None
-    return ExplainedModel(
-        str(config.get("_name_or_path") or config.get("model_type") or "model"), shape
-    )
+    name = str(config.get("_name_or_path") or config.get("model_type") or "model")
+    return ExplainedModel(name, shape, packing=packing)
 
 
 def _refuse_what_no_engine_loads(config: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ Nothing here was measured with this engine.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Final
 
 from sluice_contract.config.accelerators import (
@@ -45,6 +46,13 @@ def roofline(model: ExplainedModel, accelerator: Accelerator, memory_percent: in
         sizes = ", ".join(f"{key} {size}" for key, size in model.shape.shared_sizes.items())
         raise NoCostError(
             f"{count} GPUs cannot share each layer of {model.name} ({sizes}); allowed: {allowed}"
+        )
+    model = model if row.packs else replace(model, packing=None)
+    if model.packing is not None and (parts := model.packing.parts) % count:
+        allowed = ", ".join(str(size) for size in counts if not parts % size)
+        raise NoCostError(
+            f"{count} GPUs cannot share each layer of {model.name} without a cut through packed "
+            f"weights; allowed: {allowed}"
         )
     kv_bytes = model.kv_bytes * model.shape.key_copies(count)
     scale = REACHED * count * DOUBLING ** math.log2(count)

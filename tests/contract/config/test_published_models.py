@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from sluice_contract.config.model_facts import facts_of
 from sluice_contract.config.published_models import (
     PUBLISHED,
     PublishedModel,
@@ -10,6 +11,8 @@ from sluice_contract.config.published_models import (
     published_model,
 )
 from sluice_contract.config.supported import ARCHITECTURES, QUANTISATIONS
+
+from tests.published_configs import CONFIGS
 
 BILLIONS = {
     "Qwen3-0.6B": 0.6, "Qwen3-8B": 8.19, "Qwen3-32B": 32.8, "Qwen3-30B-A3B": 30.5,
@@ -91,6 +94,34 @@ def test_ranks_divide_all_sizes_but_may_copy_key_heads(name: str, counts: tuple[
 def test_a_model_is_found_by_family_and_size(names: list[str], found: str | None) -> None:
     model = published_model(names)
     assert (model.name if model else None) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [
+        ("hf://RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", 8),
+        ("hf://casperhansen/llama-3.3-70b-instruct-awq", 4),
+        ("hf://Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4", 4),
+        ("hf://Qwen/Qwen2.5-7B-Instruct-GPTQ-Int8", None),
+        ("hf://openai/gpt-oss-20b", 4),
+        ("hf://Qwen/Qwen3-8B", None),
+    ],
+)
+def test_a_name_says_in_how_many_bits_weights_are_packed(name: str, bits: int | None) -> None:
+    model = published_model([name])
+    assert model is not None
+    assert (model.packing and model.packing.bits) == bits
+    assert (model.facts.packed_bytes is None) == (bits is None)
+
+
+def test_packed_bytes_are_those_of_the_published_config() -> None:
+    """Within a hundredth: zeros and scales may be others."""
+    for repository, config in CONFIGS.items():
+        model, facts = published_model([repository]), facts_of(config)
+        if repository.startswith("Qwen/"):
+            continue  # blocks, and a padded width
+        assert model is not None
+        assert model.facts.packed_bytes == pytest.approx(facts.packed_bytes, rel=0.01)
 
 
 @pytest.mark.parametrize(

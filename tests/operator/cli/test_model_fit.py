@@ -13,13 +13,22 @@ from sluice_operator.cli.main import main
 
 from tests.operator.api.documents import document, spec_file
 from tests.operator.model_pods import RESOLVED
+from tests.published_configs import CONFIGS
 
 H100 = "NVIDIA-H100-80GB-HBM3"
+H200, A10, T4 = "NVIDIA-H200", "NVIDIA-A10", "Tesla-T4"
+A100_40 = "NVIDIA-A100-SXM4-40GB"
 LLAMA = "hf://meta-llama/Llama-3.3-70B-Instruct"
 
 
-def service(uri: str, count: int = 1, engine: dict[str, Any] | None = None, **model: Any) -> Any:
-    gpus = {"product": H100, "count": count}
+def service(
+    uri: str,
+    count: int = 1,
+    engine: dict[str, Any] | None = None,
+    product: str = H100,
+    **model: Any,
+) -> Any:
+    gpus = {"product": product, "count": count}
     return document({"model": {"uri": uri, **model}, "accelerator": gpus, "engine": engine or {}})
 
 
@@ -38,8 +47,15 @@ MISFITS = [
         f"and 1 x {H100} leaves 66.4 GiB to weights and KV pool; allowed: count 2, GPUs that leave "
         "133 GiB each, or a smaller model.",
     ),
-    (service("hf://openai/gpt-oss-120b"), "take 217.5 GiB"),
-    (service("hf://openai/gpt-oss-120b", 2), "allowed: count 4"),
+    (service("hf://openai/gpt-oss-120b", product=A100_40), "take 60.7 GiB"),
+    (service("hf://openai/gpt-oss-120b", product=T4), "take 217.5 GiB"),
+    (
+        service("hf://openai/gpt-oss-120b", 4),
+        "4 GPUs cannot share each layer of gpt-oss-120b without a cut through packed weights; "
+        "allowed: 1, 2.",
+    ),
+    (service(f"{LLAMA}-FP8"), "take 67.7 GiB"),
+    (service(f"{LLAMA}-FP8"), "leaves 66.4 GiB to weights and KV pool; allowed: count 2,"),
     (
         service("hf://mistralai/Mixtral-8x22B-v0.1", 1),
         "allowed: count 8",
@@ -66,6 +82,37 @@ def test_a_model_that_does_not_fit_is_an_error_of_plan_and_explain(
     (found,) = json.loads(capsys.readouterr().out)
     assert found["refusal"]["reason"] == "EnginesWouldNotStart"
     assert main(["render", "-f", file]) == 0, "the operator refuses nothing by assumed sizes"
+
+
+@pytest.mark.parametrize(
+    ("uri", "product", "count"),
+    [
+        ("hf://openai/gpt-oss-20b", A10, 1),
+        ("hf://openai/gpt-oss-120b", H100, 1),
+        (f"{LLAMA}-FP8", H200, 1),
+        (f"{LLAMA}-FP8", H100, 2),
+        ("hf://acme/llama-3.3-70b-instruct-awq", H100, 1),
+    ],
+)
+def test_packed_weights_fit(
+    uri: str, product: str, count: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the name, and by the config.json of the same model."""
+    file = spec_file(tmp_path, service(uri, count, product=product))
+    assert main(["plan", "-f", file]) == 0
+    explain(["-f", file], asked)
+    assert "does not fit" not in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize("repository", CONFIGS)
+def test_a_config_json_says_how_much_packed_weights_take(
+    repository: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(CONFIGS[repository]))
+    for product, status in ((H200, 0), (A10, 0 if repository.endswith("-20b") else 1)):
+        file = spec_file(tmp_path, service("pvc://models/any", product=product))
+        assert explain(["-f", file, "--model-config", str(config)], asked) == status
 
 
 @pytest.mark.parametrize(
@@ -161,7 +208,7 @@ def test_a_gated_repository_needs_a_token(
     named: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     token = {"tokenSecretRef": {"name": "hub", "key": "token"}} if named else {}
-    file = spec_file(tmp_path, service(LLAMA, 4, **token))
+    file = spec_file(tmp_path, service(LLAMA, 4, None, H100, **token))
     assert main(["plan", "-f", file]) == 0
     assert ("This repository is gated" in capsys.readouterr().out) is not named
     assert explain(["-f", file], asked) == 0

@@ -11,6 +11,8 @@ from sluice_simulator.costs import cost_named
 from sluice_simulator.explain.models import ExplainedModel, known_model, model_from
 from sluice_simulator.explain.roofline import NoCostError, roofline
 
+from tests.published_configs import CONFIGS
+
 
 def published(name: str) -> ExplainedModel:
     model = known_model([name])
@@ -57,6 +59,31 @@ def test_the_limits_of_a_h200_are_those_of_its_preset() -> None:
     for name in ("weights", "token", "row", "product", "context"):
         expected = getattr(preset.coefficients, name)
         assert getattr(ours, name) == pytest.approx(expected, rel=0.07), name
+
+
+def test_packed_weights_are_held_and_read_in_their_bits() -> None:
+    gpt_oss = model_from(json.dumps(CONFIGS["openai/gpt-oss-120b"]))
+    assert gpt_oss.held_bytes == published("gpt-oss-120b").held_bytes
+    assert gpt_oss.held_bytes / 2**30 == pytest.approx(60.7, abs=0.1)
+    llama = model_from(json.dumps(CONFIGS["RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic"]))
+    in_fp8, plain = (
+        roofline(model, Accelerator(product="H100", count=2), 85).coefficients.weights
+        for model in (llama, published("Llama-3.3-70B"))
+    )
+    assert in_fp8 == pytest.approx(plain / 2, rel=0.05)
+
+
+def test_a_gpu_that_does_not_keep_weights_packed_holds_them_dequantised() -> None:
+    model = published("gpt-oss-20b")
+    on_a_t4 = Accelerator(product="Tesla-T4", count=1)
+    with pytest.raises(NoCostError, match="weights are 39 GiB"):
+        roofline(model, on_a_t4, 85)
+    assert roofline(model, Accelerator(product="NVIDIA-A10", count=1), 85).kv_pool_tokens > 0
+
+
+def test_packed_weights_are_not_divided_within_a_group() -> None:
+    with pytest.raises(NoCostError, match=r"a cut through packed weights; allowed: 1, 2$"):
+        roofline(published("gpt-oss-20b"), Accelerator(product="H100", count=4), 85)
 
 
 def test_two_gpus_are_faster_and_less_than_twice() -> None:
