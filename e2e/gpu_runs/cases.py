@@ -38,6 +38,7 @@ def _bench(name: str, seconds: int, heads: tuple[str, ...] = ("128",)) -> Case:
 
 
 AGREEMENT = "tests/gpu/test_agreement.py"
+KERNELS = "tests/gpu/test_kernels.py"
 GRAPHS = "tests/runtime/engine/test_graphs.py"
 ATTENTION = "tests/runtime/layers/test_attention_flashinfer.py"
 OPERATORS = "tests/runtime/layers/test_flashinfer_operators.py"
@@ -48,7 +49,8 @@ TESTS = (
     _tests("agreement-graphs", 150, AGREEMENT, chosen="graphs and dim128", heads=("128",)),
     _tests("attention", 90, ATTENTION, chosen=f"dim128 and {PLAIN}", heads=("128",)),
     _tests("sampling", 90, "tests/gpu/test_sampling.py"),
-    _tests("kernels", 90, "tests/gpu/test_kernels.py"),
+    _tests("kernels", 90, KERNELS, chosen="rotation or sampling or inputs"),
+    _tests("packed-weights", 180, KERNELS, chosen="packed or expert or gate"),
     _tests("operators", 60, OPERATORS, heads=("128",)),
     _tests("hand-over", 90, "tests/gpu/test_handover.py"),
     _tests("agreement-float32", 150, AGREEMENT, chosen="float32"),

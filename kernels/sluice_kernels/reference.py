@@ -61,6 +61,31 @@ def packed_product(
     return torch.empty_like(rows).index_copy_(0, grouping.writes.long(), rows)
 
 
+def choose_experts(logits: Tensor, top: int, renormalised: bool) -> tuple[Tensor, Tensor]:
+    """The `top` experts of each token, int32, and their shares in the type of the logits: [n, e] →
+    [n, top] each. Probabilities are computed in float32; shares add up to 1 if `renormalised`."""
+    probabilities = logits.softmax(-1, dtype=torch.float32)
+    shares, best = probabilities.topk(top, dim=-1)
+    if renormalised:
+        shares = shares / shares.sum(-1, keepdim=True)
+    return best.int(), shares.to(logits.dtype)
+
+
+def sort_by_expert(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor]:
+    """Places in `chosen` [n, k], sorted by expert: [n x k], and their numbers [experts]; int32."""
+    flat = chosen.flatten()
+    counts = torch.bincount(flat, minlength=experts)
+    return flat.argsort(stable=True).int(), counts.int()
+
+
+def clamped_swiglu(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
+    """gate x sigmoid(alpha x gate) x (up + 1), with gate at most `limit`, and up from -`limit` to
+    `limit`: [n, 2 x width], gate first → [n, width]."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return (gate * (alpha * gate).sigmoid() * (up + 1)).to(gate_up.dtype)
+
+
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return F.linear(x.float(), weight, None if bias is None else bias.float())
 

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 from sluice_kernels import reference
+from sluice_kernels.packed import Grouping, Kind, PackedMatrix
 from sluice_kernels.reference import DecodeTensors
 from sluice_kernels.triton import operators
 
 from benchmarks.turns import scaled
+from tests.kernels.packed_matrices import packed_matrix
 from tests.kernels.triton.sampled_rows import (
     KINDS,
     assert_sampled,
@@ -90,3 +92,65 @@ def test_inputs_of_decode_steps(rows: int) -> None:
         arguments: tuple[Any, ...] = (*read, *tensors, PAGE, 1 << 20)
         kernel.decode_inputs(DecodeTensors(*arguments))
     assert all(map(torch.equal, ours, theirs))
+
+
+PACKED = [(Kind.PLAIN, 0), (Kind.FP8, 1024), (Kind.FP8, 128), (Kind.INT4, 128), (Kind.INT4, 32)]
+PACKED += [(Kind.INT4, 64), (Kind.MXFP4, 32)]
+WIDTH, OUTPUTS = 1024, 200
+
+
+@pytest.mark.parametrize("rows", [1, 16, 300])
+@pytest.mark.parametrize("dtype", TYPES[:2])
+@pytest.mark.parametrize(("kind", "group"), PACKED)
+def test_products_with_packed_weights(
+    kind: Kind, group: int, dtype: torch.dtype, rows: int
+) -> None:
+    torch.manual_seed(rows)
+    matrix = on_gpu(packed_matrix(kind, OUTPUTS, WIDTH, group=group, dtype=dtype))
+    x, bias = torch.randn(rows, WIDTH).to("cuda", dtype), torch.randn(OUTPUTS).to("cuda", dtype)
+    assert_near(
+        operators.packed_product(x, matrix, bias), reference.packed_product(x, matrix, bias)
+    )
+
+
+@pytest.mark.parametrize("tokens", [1, 300])
+@pytest.mark.parametrize(("kind", "group"), PACKED)
+def test_products_by_expert(kind: Kind, group: int, tokens: int) -> None:
+    """Experts of whom some have no token, gate and up, and down into the tokens' places."""
+    torch.manual_seed(tokens)
+    experts, top, dtype = 8, 4, torch.bfloat16
+    logits = torch.randn(tokens, experts).to("cuda", dtype)
+    logits[:, 3] = -9
+    best, shares = operators.choose_experts(logits, top, True)
+    wanted_best, wanted_shares = reference.choose_experts(logits, top, True)
+    assert torch.equal(logits.gather(1, best.long()), logits.gather(1, wanted_best.long()))
+    assert_near(shares, wanted_shares)
+    order, counts = operators.sort_by_expert(best, experts)
+    for found, wanted in zip((order, counts), reference.sort_by_expert(best, experts), strict=True):
+        assert torch.equal(found, wanted)
+    matrix = packed_matrix(kind, experts, OUTPUTS, WIDTH, group=group, dtype=dtype)
+    x = torch.randn(tokens, WIDTH).to("cuda", dtype)
+    rows = torch.randn(tokens * top, WIDTH).to("cuda", dtype)
+    for source, grouping in (
+        (x, Grouping(counts, reads=order, top=top)),
+        (rows, Grouping(counts, writes=order)),
+    ):
+        call = source, on_gpu(matrix), None, grouping
+        assert_near(operators.packed_product(*call), reference.packed_product(*call))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_the_clamped_gate(dtype: torch.dtype) -> None:
+    gate_up = (torch.randn(37, 2 * 2880) * 6).to("cuda", dtype)
+    call = gate_up, 1.702, 7.0
+    assert_near(operators.clamped_swiglu(*call), reference.clamped_swiglu(*call))
+
+
+def on_gpu(matrix: PackedMatrix) -> PackedMatrix:
+    return PackedMatrix(matrix.kind, *(part.cuda() for part in matrix.parts))
+
+
+def assert_near(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    """As far as the numbers of the type are apart, over the whole result."""
+    error = (found.float() - wanted.float()).norm() / wanted.float().norm()
+    assert error < (1e-2 if found.dtype != torch.float32 else 1e-5), error

@@ -50,6 +50,7 @@ def programs() -> Iterator[Program]:
         yield sampling(dtype, vocabulary)
     yield decoding()
     yield from products()
+    yield from around_experts()
 
 
 def rotary(dtype: torch.dtype, dim: int, norm: torch.dtype | None, ids: torch.dtype) -> Program:
@@ -120,6 +121,18 @@ def grouped(matrix: PackedMatrix, rows: int, *, biased: bool) -> Iterator[Progra
     x, out = _meta(rows, width, dtype=dtype), _meta(rows, outs, dtype=dtype)
     for grouping in (Grouping(count, reads=order), Grouping(count, writes=order)):
         yield calls.packed_product(x, stacked, bias, out, grouping).program()
+
+
+def around_experts() -> Iterator[Program]:
+    """Programs of a part of experts besides its products, for up to 256 experts of which a token
+    has up to 8."""
+    number = _meta(1, 8, dtype=torch.int32)
+    yield calls.sort_by_expert(number, number, number).program()
+    for dtype in DTYPES:
+        logits, shares, wide = _meta(1, 8, dtype=dtype), number.to(dtype), _meta(1, 64, dtype=dtype)
+        for renormalised in (True, False):
+            yield calls.choose_experts(logits, number, shares, renormalised).program()
+        yield calls.clamped_swiglu(wide, wide[:, :32], 1.0, 1.0).program()
 
 
 def _meta(*shape: int, dtype: torch.dtype) -> Tensor:

@@ -35,6 +35,10 @@ fit on a multiprocessor, so that 256 rows are sampled at once on 132 of them."""
 _LISTING_WARPS, _LISTED_PAGES = 1, 128
 """A program lists this many pages of a row at a time: 2,048 tokens in pages of 16."""
 _EXPERT_SLOTS: Final = 256
+_CHOICE_WARPS, _TOP_SLOTS = 1, 8
+_SORT_WARPS, _SORTED_ROWS = 4, 1024
+_GATE_WARPS, _GATED_VALUES = 4, 1024
+"""A program gates this many values of a row: each thread eight, 16 bytes."""
 MIN_CAPABILITY: Final = 80
 """Compute capability from which GPUs multiply bfloat16, times ten."""
 
@@ -211,6 +215,47 @@ def packed_product(
         warps=tile.warps,
         multiples=("x", "numbers", "width", *(() if outs % 16 else ("out", "outs"))),
         min_capability=MIN_CAPABILITY,
+    )
+
+
+def choose_experts(logits: Tensor, chosen: Tensor, shares: Tensor, renormalised: bool) -> Call:
+    """See `reference.choose_experts`; `chosen` and `shares` [n, k] are written."""
+    (tokens, experts), top = logits.shape, chosen.shape[1]
+    return Call(
+        kernel="choose_experts",
+        grid=(tokens, 1),
+        arguments={"logits": logits, "chosen": chosen, "shares": shares}
+        | {"experts": experts, "top": top},
+        constants={"RENORMALISED": int(renormalised), "EXPERTS": _expert_slots(experts)}
+        | {"TOP": max(_TOP_SLOTS, _power_of_two(top))},
+        warps=_CHOICE_WARPS,
+        multiples=(),
+    )
+
+
+def sort_by_expert(chosen: Tensor, order: Tensor, counts: Tensor) -> Call:
+    """See `reference.sort_by_expert`; `order` [m] and `counts` [e] are written."""
+    return Call(
+        kernel="sort_by_expert",
+        grid=(len(counts), 1),
+        arguments={"chosen": chosen, "order": order, "counts": counts, "rows": chosen.numel()},
+        constants={"BLOCK": _SORTED_ROWS},
+        warps=_SORT_WARPS,
+        multiples=("chosen",),
+    )
+
+
+def clamped_swiglu(gate_up: Tensor, out: Tensor, alpha: float, limit: float) -> Call:
+    """See `reference.clamped_swiglu`; `out` [m, width] is written."""
+    rows, width = out.shape
+    return Call(
+        kernel="clamped_swiglu",
+        grid=(rows, -(-width // _GATED_VALUES)),
+        arguments={"gate_up": gate_up, "out": out}
+        | {"width": width, "alpha": alpha, "limit": limit},
+        constants={"BLOCK": _GATED_VALUES},
+        warps=_GATE_WARPS,
+        multiples=() if width % 16 else ("gate_up", "out", "width"),
     )
 
 

@@ -17,7 +17,9 @@ from typing import Any, Final
 from sluice_kernels.architectures import built_for
 from sluice_kernels.triton.calls import Program
 
-SOURCES: Final = tuple(Path(__file__).with_name(name) for name in ("kernels.py", "products.py"))
+SOURCES: Final = tuple(
+    Path(__file__).with_name(name) for name in ("kernels.py", "products.py", "experts.py")
+)
 BUILT: Final = Path(__file__).with_name("built")
 """Folder of the precompiled cubins in an image."""
 MANIFEST: Final = "manifest.json"
@@ -61,9 +63,10 @@ def compile_program(program: Program, architecture: int) -> Cubin:
 
 def function_of(kernel: str) -> Any:
     """The Triton function of that name. Needs Triton."""
-    from sluice_kernels.triton import kernels, products
+    from sluice_kernels.triton import experts, kernels, products
 
-    return getattr(kernels, kernel, None) or getattr(products, kernel)
+    modules = (kernels, products, experts)
+    return next(getattr(module, kernel) for module in modules if hasattr(module, kernel))
 
 
 def file_name(program: Program, architecture: int) -> str:

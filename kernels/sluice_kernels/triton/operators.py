@@ -64,6 +64,24 @@ def packed_product(
     return cast(Tensor, operator(x, *stored, bias, *by_expert))
 
 
+def choose_experts(logits: Tensor, top: int, renormalised: bool) -> tuple[Tensor, Tensor]:
+    """See `reference.choose_experts`."""
+    operator = torch.ops.sluice_triton.choose_experts.default
+    return cast(tuple[Tensor, Tensor], operator(logits, top, renormalised))
+
+
+def sort_by_expert(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor]:
+    """See `reference.sort_by_expert`."""
+    operator = torch.ops.sluice_triton.sort_by_expert.default
+    return cast(tuple[Tensor, Tensor], operator(chosen, experts))
+
+
+def clamped_swiglu(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
+    """See `reference.clamped_swiglu`."""
+    operator = torch.ops.sluice_triton.clamped_swiglu.default
+    return cast(Tensor, operator(gate_up, alpha, limit))
+
+
 @cache
 def _launcher(architecture: int) -> Launcher:
     return Launcher(CudaDriver(), architecture, CubinFolder())
@@ -166,6 +184,37 @@ def _packed_product(
     return out
 
 
+def _choices(logits: Tensor, top: int, renormalised: bool) -> tuple[Tensor, Tensor]:
+    shape = (len(logits), top)
+    return logits.new_empty(shape, dtype=torch.int32), logits.new_empty(shape)
+
+
+def _choose_experts(logits: Tensor, top: int, renormalised: bool) -> tuple[Tensor, Tensor]:
+    chosen, shares = _choices(logits, top, renormalised)
+    _launch(calls.choose_experts(logits, chosen, shares, renormalised), logits.device)
+    return chosen, shares
+
+
+def _sorted(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor]:
+    return chosen.new_empty(chosen.numel()), chosen.new_empty(experts)
+
+
+def _sort_by_expert(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor]:
+    order, counts = _sorted(chosen, experts)
+    _launch(calls.sort_by_expert(chosen, order, counts), chosen.device)
+    return order, counts
+
+
+def _gated(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
+    return gate_up.new_empty((len(gate_up), gate_up.shape[1] // 2))
+
+
+def _clamped_swiglu(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
+    out = _gated(gate_up, alpha, limit)
+    _launch(calls.clamped_swiglu(gate_up, out, alpha, limit), gate_up.device)
+    return out
+
+
 def _register(schema: str, launch: Callable[..., object], fake: Callable[..., object]) -> None:
     """Registers an operator. fake: computes the result's shape and type for tensors without
     data."""
@@ -199,4 +248,15 @@ _register(
     " Tensor? bias, Tensor? counts, Tensor? reads, Tensor? writes, int top) -> Tensor",
     _packed_product,
     _products,
+)
+_register(
+    "choose_experts(Tensor logits, int top, bool renormalised) -> (Tensor, Tensor)",
+    _choose_experts,
+    _choices,
+)
+_register(
+    "sort_by_expert(Tensor chosen, int experts) -> (Tensor, Tensor)", _sort_by_expert, _sorted
+)
+_register(
+    "clamped_swiglu(Tensor gate_up, float alpha, float limit) -> Tensor", _clamped_swiglu, _gated
 )

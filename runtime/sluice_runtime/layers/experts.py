@@ -3,24 +3,25 @@
 Shapes: n tokens of a step; h hidden size; e experts, k of them active for a token; w their width.
 
 A CPU computes each expert for the tokens that chose it. On a GPU the host does not wait, so it does
-not know how many tokens chose an expert. There one call of torch's grouped product computes all
-experts; torch has a kernel for it for bfloat16 on Hopper and on Blackwell's data centre GPUs. On
-other GPUs every expert computes every token, e / k times the work.
+not know how many tokens chose an expert. There packed weights have kernels of their own. Others are
+one call of torch's grouped product; torch has a kernel for it for bfloat16 on Hopper and on
+Blackwell's data centre GPUs. On other GPUs every expert computes every token, e / k times the work.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from sluice_kernels.packed import Kind, PackedMatrix
+from sluice_kernels.packed import Grouping, Kind, PackedMatrix
 from torch import Tensor
 
-from sluice_runtime.layers.dense import Activation, Linear, Multiply, linear
-from sluice_runtime.layers.packed import Matrix, grouped_linear, joined
+from sluice_runtime.layers.dense import Activation, ClampedSwiglu, Linear, Multiply, linear
+from sluice_runtime.layers.packed import Kernels, Matrix, joined, kernels_on
 from sluice_runtime.layers.stack import ExpertsWeights
 
 GroupedLinear = Callable[[Tensor, Tensor], Tensor]
@@ -39,8 +40,8 @@ def experts(weights: ExpertsWeights, activation: Activation, multiply: Multiply 
     gate_up_biases, down_biases = zip(*(part.biases for part in parts), strict=True)
     gate_up = Products([(part.gate, part.up) for part in parts], gate_up_biases)
     down = Products([(part.down,) for part in parts], down_biases)
-    if isinstance(parts[0].down, PackedMatrix):
-        return SortedExperts(router, packed(gate_up), packed(down), activation)
+    if isinstance(parts[0].gate, PackedMatrix):
+        return fused(router, gate_up, down, activation)
     if weights.router.device.type == "cpu":
         return SortedExperts(router, looped(gate_up, multiply), looped(down, multiply), activation)
     if can_group(weights.router):
@@ -143,11 +144,6 @@ def in_one_call(matrices: Products) -> GroupedLinear:
     return apply
 
 
-def packed(matrices: Products) -> GroupedLinear:
-    """All products with packed weights in one kernel call."""
-    return grouped_linear(*matrices.stacked())
-
-
 @dataclass(frozen=True)
 class SortedExperts:
     """Computes each token once for each of its experts, in the order of the experts."""
@@ -169,6 +165,46 @@ class SortedExperts:
         # Back in the order of tokens, so that sums do not depend on other tokens in the step.
         products = products[order.argsort()].view(*choice.shares.shape, -1)
         return (choice.shares[:, None] @ products).squeeze(1)
+
+
+@dataclass(frozen=True)
+class FusedExperts:
+    """`SortedExperts` with packed weights: at most eight kernels on a GPU, and no wait of the
+    host."""
+
+    router: Router
+    gate_up: PackedMatrix
+    down: PackedMatrix
+    biases: tuple[Tensor | None, Tensor | None]
+    """Biases [e, out] of both."""
+    activation: Activation
+    kernels: Kernels
+
+    def __call__(self, x: Tensor) -> Tensor:
+        router, kernels, top = self.router, self.kernels, self.router.active
+        logits = F.linear(x, router.weight, router.bias)
+        best, shares = kernels.choose_experts(logits, top, router.renormalised)
+        order, counts = kernels.sort_by_expert(best, len(router.weight))
+        by_token = Grouping(counts, reads=order, top=top)
+        gate_up = kernels.packed_product(x, self.gate_up, self.biases[0], by_token)
+        inner = self.activation(gate_up)
+        del gate_up
+        # Back in the order of tokens, so that sums do not depend on other tokens in the step.
+        in_place = Grouping(counts, writes=order)
+        products = kernels.packed_product(inner, self.down, self.biases[1], in_place)
+        del inner
+        return (shares[:, None] @ products.view(len(x), top, -1)).squeeze(1)
+
+
+def fused(router: Router, gate_up: Products, down: Products, activation: Activation) -> Linear:
+    """A part of experts with packed weights."""
+    kernels = kernels_on(router.weight.device)
+    (up, up_biases), (own_down, down_biases) = gate_up.stacked(), down.stacked()
+    if isinstance(activation, ClampedSwiglu):
+        alpha, limit = activation.alpha, activation.limit
+        activation = partial(kernels.clamped_swiglu, alpha=alpha, limit=limit)
+    biases = up_biases, down_biases
+    return FusedExperts(router, up, own_down, biases, activation, kernels)
 
 
 class EveryExpert:

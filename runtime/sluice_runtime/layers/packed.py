@@ -6,6 +6,7 @@ Knows no format; `sluice_kernels.packed` holds the layout.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 from sluice_kernels import packed, reference
@@ -16,8 +17,26 @@ from sluice_runtime.layers.attention_choice import BFLOAT16_FROM
 
 Matrix = Tensor | PackedMatrix
 """A weight [out, in]."""
-Product = Callable[[Tensor, PackedMatrix, Tensor | None, Grouping | None], Tensor]
-"""See `sluice_kernels.reference.packed_product`."""
+
+
+class Kernels(Protocol):
+    """Kernels for packed weights and experts: see `sluice_kernels.reference`."""
+
+    def packed_product(
+        self,
+        x: Tensor,
+        matrix: PackedMatrix,
+        bias: Tensor | None = None,
+        grouping: Grouping | None = None,
+    ) -> Tensor: ...
+
+    def choose_experts(
+        self, logits: Tensor, top: int, renormalised: bool
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def sort_by_expert(self, chosen: Tensor, experts: int) -> tuple[Tensor, Tensor]: ...
+
+    def clamped_swiglu(self, gate_up: Tensor, alpha: float, limit: float) -> Tensor: ...
 
 
 def can_pack(device: torch.device) -> bool:
@@ -27,32 +46,20 @@ def can_pack(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= BFLOAT16_FROM
 
 
-def product_on(device: torch.device) -> Product:
-    """The product with packed weights on `device`."""
-    if device.type != "cuda":
-        return reference.packed_product
+def kernels_on(device: torch.device) -> Kernels:
+    """The kernels on `device`: on a CPU their references."""
+    if device.type == "cpu":
+        return reference
     # Imported only with a GPU, for which it registers operators.
     from sluice_kernels.triton import operators
 
-    return operators.packed_product
+    return operators
 
 
 def packed_linear(weight: PackedMatrix, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     """See `layers.dense.linear`."""
-    product = product_on(weight.device)
-    return lambda x: product(x, weight, bias, None)
-
-
-def grouped_linear(
-    weights: PackedMatrix, biases: Tensor | None
-) -> Callable[[Tensor, Tensor], Tensor]:
-    """See `layers.experts.GroupedLinear`; weights [e, out, in], biases [e, out]."""
-    product = product_on(weights.device)
-
-    def apply(x: Tensor, counts: Tensor) -> Tensor:
-        return product(x, weights, biases, Grouping(counts.to(torch.int32)))
-
-    return apply
+    kernels = kernels_on(weight.device)
+    return lambda x: kernels.packed_product(x, weight, bias)
 
 
 def joined(matrices: Sequence[Matrix]) -> Matrix:

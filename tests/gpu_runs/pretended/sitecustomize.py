@@ -123,8 +123,23 @@ def replace_kernels() -> None:
         ("rotate_and_store", reference.rotate_and_store_padded),
         ("sample_rows", reference.sample_rows),
         ("decode_inputs", lambda *step: reference.decode_inputs(reference.DecodeTensors(*step))),
+        ("packed_product", packed_product),
+        ("choose_experts", reference.choose_experts),
+        ("sort_by_expert", reference.sort_by_expert),
+        ("clamped_swiglu", reference.clamped_swiglu),
     ):
         torch.library.impl(f"sluice_triton::{name}", "CPU")(computed)
+
+
+def packed_product(x: Any, kind: int, *tensors: Any) -> Any:
+    """The operator's reference."""
+    from sluice_kernels import reference
+    from sluice_kernels.packed import Grouping, Kind, PackedMatrix
+
+    numbers, scales, zeros, bias, *by_expert = tensors
+    grouping = None if by_expert[0] is None else Grouping(*by_expert)
+    matrix = PackedMatrix(Kind(kind), numbers, scales, zeros)
+    return reference.packed_product(x, matrix, bias, grouping)
 
 
 def shrink_models() -> None:

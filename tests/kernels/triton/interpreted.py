@@ -201,6 +201,63 @@ def assert_multiplied(out: Tensor, wanted: Tensor) -> None:
     assert error < WITHIN[out.dtype], error
 
 
+def chosen(dtype: torch.dtype, experts: int, top: int, renormalised: bool) -> None:
+    torch.manual_seed(experts)
+    logits = torch.randn(3, experts).mul(4).to(dtype)
+    best, shares = torch.full((3, top), -5, dtype=torch.int32), torch.zeros(3, top, dtype=dtype)
+    run(calls.choose_experts(logits, best, shares, renormalised))
+    wanted_best, wanted = reference.choose_experts(logits, top, renormalised)
+    within = WITHIN[dtype]
+    torch.testing.assert_close(shares, wanted, atol=within, rtol=within)
+    taken = logits.gather(1, best.long())
+    assert torch.equal(taken, logits.gather(1, wanted_best.long())), (
+        "equal logits may change places"
+    )
+    assert all(len({*row}) == top for row in best.tolist())
+
+
+def without_a_number() -> None:
+    """A row of NaN chooses experts that there are: what reads by its choice stays in bounds."""
+    logits = torch.full((1, 5), torch.nan)
+    best, shares = torch.full((1, 2), -5, dtype=torch.int32), torch.zeros(1, 2)
+    run(calls.choose_experts(logits, best, shares, True))
+    assert all(0 <= expert < 5 for expert in best.flatten().tolist())
+
+
+def sorted_choices(rows: int, experts: int, block: int) -> None:
+    torch.manual_seed(rows)
+    choices = torch.randint(0, experts, (rows, 2), dtype=torch.int32)
+    choices[choices == 1] = 2  # an expert without rows
+    order, counts = torch.full((rows * 2,), -5).int(), torch.full((experts,), -5).int()
+    call = calls.sort_by_expert(choices, order, counts)
+    run(replace(call, constants={"BLOCK": block}))
+    wanted_order, wanted_counts = reference.sort_by_expert(choices, experts)
+    assert torch.equal(order, wanted_order)
+    assert torch.equal(counts, wanted_counts)
+
+
+def gated(dtype: torch.dtype, width: int, block: int) -> None:
+    torch.manual_seed(width)
+    gate_up, out = torch.randn(3, 2 * width).mul(6).to(dtype), torch.zeros(3, width, dtype=dtype)
+    call = calls.clamped_swiglu(gate_up, out, 1.7, 7.0)
+    call = replace(call, constants={"BLOCK": block}, grid=(3, -(-width // block)))
+    run(call)
+    wanted = reference.clamped_swiglu(gate_up, 1.7, 7.0)
+    torch.testing.assert_close(out, wanted, atol=WITHIN[dtype], rtol=WITHIN[dtype])
+
+
+def around_experts() -> Iterator[tuple[str, Case]]:
+    sizes = zip(WITHIN, ((5, 2), (128, 8), (32, 4)), strict=True)
+    for (dtype, (experts, top)), renormalised in itertools.product(sizes, (True, False)):
+        name = f"choose_experts-{experts}-{'shares of 1' if renormalised else 'shares'}"
+        yield name, partial(chosen, dtype, experts, top, renormalised)
+    yield "choose_experts-nan", without_a_number
+    for rows, block in ((1, 16), (9, 16), (20, 16), (3, 64)):
+        yield f"sort_by_expert-{rows}-{block}", partial(sorted_choices, rows, 5, block)
+    for dtype, width in zip(WITHIN, (16, 24, 40), strict=True):
+        yield f"clamped_swiglu-{dtype}", partial(gated, dtype, width, 16)
+
+
 def products() -> Iterator[tuple[str, Case]]:
     half, brain, single = torch.float16, torch.bfloat16, torch.float32
     small, wide = calls.Tile(16, 16, 64, 4), calls.Tile(16, 32, 128, 4)
@@ -239,6 +296,7 @@ def cases() -> Iterator[tuple[str, Case]]:
         yield f"sample_rows-{dtype}-{kind}", partial(sampled, kind, dtype, *size)
     yield "uniform_at", hashed
     yield from products()
+    yield from around_experts()
     for contexts, batch in (([1], 1), ([16, 17, 1, 90], 4), ([5, 64], 8)):
         for block in (2, 128):
             name = f"decode_inputs-{len(contexts)}-of-{batch}-{block}"

@@ -96,3 +96,20 @@ def product_call(
         grouping = Grouping(like(*experts, of=torch.int32), reads, writes)
     bias = like(*experts, outs) if biased else None
     return calls.packed_product(like(total, width), matrix, bias, like(total, outs), grouping)
+
+
+def choice_call(dtype: torch.dtype = torch.bfloat16, device: str = "meta") -> calls.Call:
+    best = torch.zeros(TOKENS, 4, dtype=torch.int32, device=device)
+    logits = torch.zeros(TOKENS, 32, dtype=dtype, device=device)
+    return calls.choose_experts(logits, best, best.to(dtype), True)
+
+
+def sort_call(device: str = "meta") -> calls.Call:
+    best = torch.zeros(TOKENS, 4, dtype=torch.int32, device=device)
+    return calls.sort_by_expert(best, best.flatten(), best.flatten()[:3])
+
+
+def gate_call(dtype: torch.dtype = torch.bfloat16, device: str = "meta") -> calls.Call:
+    gate_up = torch.zeros(TOKENS, 2 * 96, dtype=dtype, device=device)
+    out = torch.zeros(TOKENS, 96, dtype=dtype, device=device)
+    return calls.clamped_swiglu(gate_up, out, 1.7, 7.0)

@@ -19,7 +19,15 @@ from sluice_kernels.triton.cubins import compile_program
 from sluice_kernels.triton.driver import parameter
 
 from tests.kernels.triton.interpreted import cases
-from tests.kernels.triton.shapes import decode_call, product_call, rotary_call, sample_call
+from tests.kernels.triton.shapes import (
+    choice_call,
+    decode_call,
+    gate_call,
+    product_call,
+    rotary_call,
+    sample_call,
+    sort_call,
+)
 
 # One process runs the interpreter for all cases.
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("triton")]
@@ -33,8 +41,11 @@ CALLS: Final = {
     "rotate_and_store": rotary_call(torch.float16, 128, normed=True),
     "sample_rows": sample_call(),
     "decode_inputs": decode_call(),
+    "choose_experts": choice_call(),
+    "sort_by_expert": sort_call(),
+    "clamped_swiglu": gate_call(),
 }
-NARROW: Final = ("decode_inputs",)
+NARROW: Final = ("decode_inputs", "choose_experts", "sort_by_expert")
 """Kernels that read and write few numbers."""
 MOST_REGISTERS: Final = 64
 """Of a thread: with more of them, fewer threads wait for memory at the same time."""

@@ -19,7 +19,15 @@ from sluice_kernels.triton.driver import CudaDriver, CudaDriverError, Launcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.kernels.packed_matrices import packed_matrix
-from tests.kernels.triton.shapes import decode_call, product_call, rotary_call, sample_call
+from tests.kernels.triton.shapes import (
+    choice_call,
+    decode_call,
+    gate_call,
+    product_call,
+    rotary_call,
+    sample_call,
+    sort_call,
+)
 
 STREAM = 0xBEEF
 
@@ -134,7 +142,9 @@ def test_an_image_brings_what_common_models_launch(
     assert capsys.readouterr().out == f"{len(compiled)} GPU kernels in {tmp_path}\n"
     sizes = 151_936, 50_257
     types = torch.float32, torch.bfloat16, torch.float16
-    launched = [decode_call("cpu")]
+    launched = [decode_call("cpu"), sort_call("cpu")]
+    for dtype in (torch.bfloat16, torch.float16):
+        launched += [choice_call(dtype, "cpu"), gate_call(dtype, "cpu")]
     launched += [sample_call(dtype, size) for dtype in types for size in sizes]
     launched += [
         rotary_call(dtype, dim, normed, "cpu", ids)
@@ -286,3 +296,7 @@ def test_operators_pass_through_fake_tensors() -> None:
         grouping = Grouping(order[:3], reads=order, top=4)
         assert operators.packed_product(x, matrix[0]).shape == (5, 24)
         assert operators.packed_product(x, matrix, None, grouping).shape == (20, 24)
+        best, shares = operators.choose_experts(x, 4, True)
+        assert (best.shape, best.dtype, shares.shape) == ((5, 4), torch.int32, (5, 4))
+        assert [each.shape for each in operators.sort_by_expert(best, 64)] == [(20,), (64,)]
+        assert operators.clamped_swiglu(x, 1.7, 7.0).shape == (5, 32)

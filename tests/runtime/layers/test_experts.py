@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 import torch
-from sluice_kernels.packed import Kind
-from sluice_runtime.layers.dense import Linear, silu_and_multiply
+from sluice_kernels import reference
+from sluice_kernels.packed import Grouping, Kind, PackedMatrix
+from sluice_runtime.layers.dense import Activation, ClampedSwiglu, Linear, silu_and_multiply
 from sluice_runtime.layers.experts import (
     EveryExpert,
     Products,
@@ -27,6 +28,7 @@ from torch import Tensor
 from torch.nn.functional import linear, silu
 
 from tests.kernels.packed_matrices import packed_matrix
+from tests.runtime.recorded_graph import capture, kernel, launches
 
 HIDDEN, WIDTH, COUNT, ACTIVE = 32, 16, 6, 2
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -123,9 +125,9 @@ def test_all_ways_agree(
         assert (made - wanted).norm() <= TOLERANCE[dtype] * wanted.norm()
 
 
-@pytest.mark.parametrize("kind", [Kind.FP8, Kind.INT4, Kind.MXFP4])
-def test_packed_experts_agree(kind: Kind, draw: Callable[..., Tensor]) -> None:
-    plain = weights_of(draw, torch.float32, renormalised=True, biased=True)
+def packed_weights(draw: Callable[..., Tensor], kind: Kind, bias: bool = True) -> ExpertsWeights:
+    """Gate and up are packed; down only in FP8, as its inputs are fewer than those of a block."""
+    plain = weights_of(draw, torch.float32, renormalised=bias, biased=bias)
     parts = [
         MlpWeights(
             packed_matrix(kind, WIDTH, HIDDEN),
@@ -135,11 +137,78 @@ def test_packed_experts_agree(kind: Kind, draw: Callable[..., Tensor]) -> None:
         )
         for part in plain.experts
     ]
-    weights = replace(plain, experts=parts)
+    return replace(plain, experts=parts)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("kind", [Kind.FP8, Kind.INT4, Kind.MXFP4])
+def test_packed_experts_agree(kind: Kind, bias: bool, draw: Callable[..., Tensor]) -> None:
+    weights = packed_weights(draw, kind, bias)
     x = draw(37, HIDDEN)
     wanted = one_by_one(x, weights)
     made = experts(weights, silu_and_multiply)(x)
     assert (made - wanted).norm() <= 1e-5 * wanted.norm()
+
+
+class OneLaunchEach:
+    """Kernels as a GPU has them: each is one launch, and part of a captured graph."""
+
+    def packed_product(
+        self,
+        x: Tensor,
+        matrix: PackedMatrix,
+        bias: Tensor | None = None,
+        grouping: Grouping | None = None,
+    ) -> Tensor:
+        rows = len(x) if grouping is None or grouping.reads is None else len(grouping.reads)
+        out = x.new_empty(rows, matrix.shape[-2])
+        launch([out], lambda: [reference.packed_product(x, matrix, bias, grouping)])
+        return out
+
+    def choose_experts(self, logits: Tensor, top: int, renormalised: bool) -> tuple[Tensor, Tensor]:
+        shares = logits.new_empty(len(logits), top)
+        best = shares.new_empty(shares.shape, dtype=torch.int32)
+        launch([best, shares], lambda: reference.choose_experts(logits, top, renormalised))
+        return best, shares
+
+    def sort_by_expert(self, chosen: Tensor, experts: int) -> tuple[Tensor, Tensor]:
+        order, counts = chosen.new_empty(chosen.numel()), chosen.new_empty(experts)
+        launch([order, counts], lambda: reference.sort_by_expert(chosen, experts))
+        return order, counts
+
+    def clamped_swiglu(self, gate_up: Tensor, alpha: float, limit: float) -> Tensor:
+        out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
+        launch([out], lambda: [reference.clamped_swiglu(gate_up, alpha, limit)])
+        return out
+
+
+def launch(outs: Sequence[Tensor], make: Callable[[], Sequence[Tensor]]) -> None:
+    def run() -> None:
+        for out, made in zip(outs, make(), strict=True):
+            out.copy_(made)
+
+    kernel(run)
+
+
+@pytest.mark.parametrize("activation", [silu_and_multiply, ClampedSwiglu(1.7, 7.0)])
+def test_packed_experts_are_few_launches_and_captured_in_graphs(
+    activation: Activation, draw: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Router, choice, order, two products, activation and sum; silu in plain torch is two."""
+    kernels = OneLaunchEach()
+    monkeypatch.setattr("sluice_runtime.layers.experts.kernels_on", lambda device: kernels)
+    part = experts(packed_weights(draw, Kind.MXFP4), activation)
+    x, out = draw(7, HIDDEN), torch.zeros(7, HIDDEN)
+
+    def step() -> None:
+        out.copy_(part(x))
+
+    counted = launches(step)
+    assert sum(counted.values()) - counted["copy_"] <= 8, counted
+    replay = capture(step)
+    x.copy_(draw(7, HIDDEN))
+    replay()
+    assert torch.equal(out, part(x))
 
 
 def test_shares_add_up_to_one_only_where_they_are_renormalised(draw: Callable[..., Tensor]) -> None:
