@@ -129,8 +129,8 @@ def memory_share(
 def _weight_bytes(
     model: ModelFacts, accelerator: Accelerator, stored_bytes: int, held_bytes: int
 ) -> float | None:
-    """Bytes of the weights in an engine's memory, where quantised ones stay packed or do not; copies
-    are not counted."""
+    """Bytes of the weights in an engine's memory, where quantised ones stay packed or do not;
+    copies are not counted."""
     if model.packed_bytes is not None and packs_weights(accelerator):
         return float(model.packed_bytes)
     if isinstance(model, ModelStatus) and model.quantization is None:
