@@ -145,7 +145,9 @@ compatibility: setup ## other people's clients, load generators and linters agai
 ## On a GPU: each ends within eight minutes; the next run goes on where it was
 
 GPU_RUN := python3 -m e2e.gpu_runs
-GPU_OPTIONS = $(if $(WHEELS),--wheels $(WHEELS)) $(if $(RESULTS),--results $(RESULTS)) $(if $(FRESH),--fresh) $(if $(COMPILE),--compile)
+# Not the stages' folder, which is the default above.
+GPU_RESULTS = $(if $(filter file,$(origin RESULTS)),,$(RESULTS))
+GPU_OPTIONS = $(if $(WHEELS),--wheels $(WHEELS)) $(if $(GPU_RESULTS),--results $(GPU_RESULTS)) $(if $(FRESH),--fresh) $(if $(COMPILE),--compile)
 
 .PHONY: test-gpu
 test-gpu: ## agreement, hand-over, sampling, kernels on this machine's GPU: CASES="graphs kernels" FRESH=1 RESULTS=FILE WHEELS=FOLDER COMPILE=1
@@ -154,6 +156,12 @@ test-gpu: ## agreement, hand-over, sampling, kernels on this machine's GPU: CASE
 .PHONY: bench-gpu
 bench-gpu: ## throughput, long prompts, where a step goes, on this machine's GPU; options as for test-gpu
 	@$(GPU_RUN) bench $(CASES) $(GPU_OPTIONS)
+
+NINE_OPTIONS = $(if $(DRY),--dry-run,--results $(GPU_RESULTS)/nine-minutes.jsonl) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(WHEELS),--wheels $(WHEELS)) $(if $(BEFORE),--before $(BEFORE))
+
+.PHONY: gpu-nine-minutes
+gpu-nine-minutes: ## the most telling of both on a GPU that is lent: RESULTS=FOLDER; DRY=1 shows what would run; SECONDS=240 WHEELS=FOLDER BEFORE=FILE
+	@$(if $(DRY)$(GPU_RESULTS),,$(error RESULTS=FOLDER: where the results go))$(GPU_RUN) nine-minutes $(CASES) $(NINE_OPTIONS)
 
 .PHONY: gpu-kernels
 gpu-kernels: ## what both need, compiled ahead without a GPU: half an hour of CPU time for Hopper

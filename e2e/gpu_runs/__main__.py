@@ -1,4 +1,5 @@
-"""`python -m e2e.gpu_runs test|bench [CASE…]`: the cases that need a GPU, on this machine's.
+"""`python -m e2e.gpu_runs test|bench|nine-minutes [CASE…]`: the cases that need a GPU, on this
+machine's.
 
 Needs nothing but Python until a device was found. Results go to a file, a JSON object a line. A
 case that has passed there with these sources on this kind of device is not run again.
@@ -18,8 +19,9 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from e2e.gpu_runs.cases import LISTS, Case, UnknownCaseError, chosen
+from e2e.gpu_runs.cases import LISTS, SECONDS, Case, UnknownCaseError, chosen
 from e2e.gpu_runs.device import CudaDevice, NoDeviceError, cuda_devices, missing_modules
+from e2e.gpu_runs.dry_run import dry_run
 from e2e.gpu_runs.environment import (
     CACHE,
     ROOT,
@@ -29,7 +31,6 @@ from e2e.gpu_runs.environment import (
 from e2e.gpu_runs.results import Outcome, Setting, done, line_of, sources_digest
 from e2e.gpu_runs.session import run_session
 
-SECONDS = 480.0
 TAIL_LINES = 60
 READER_SECONDS = 10.0
 """Seconds to wait for the last lines of an ended process: processes that it left running may hold
@@ -108,14 +109,19 @@ def figures(lines: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def main(words: list[str] | None = None) -> int:
+    began = time.monotonic()
     options = _parser().parse_args(words)
+    seconds = SECONDS[options.kind] if options.seconds is None else options.seconds
     try:
         cases = chosen(options.kind, options.cases)
+        if options.dry_run:
+            return dry_run(cases, seconds, options.wheels)
         device = cuda_devices()[0]
         results = options.results or CACHE / f"{options.kind}.jsonl"
         scale = os.environ.get("SLUICE_BENCH_SCALE", "1")
         setting = Setting(device.name, sources_digest(ROOT), scale)
-        before = set[str]() if options.fresh else done(_lines(results), setting)
+        lines = [line for file in (results, *options.before) for line in _lines(file)]
+        before = set[str]() if options.fresh else done(lines, setting)
         refused = () if options.compile else _without_modules(cases, before, device)
         if len(refused) == len(cases):
             return 1
@@ -126,7 +132,8 @@ def main(words: list[str] | None = None) -> int:
     results.parent.mkdir(parents=True, exist_ok=True)
     variables = packages.variables(os.environ, compiles=options.compile)
     runner = Runner(packages.python, variables, setting, results)
-    session = run_session(cases, before, refused, options.seconds, runner, time.monotonic)
+    left = began + seconds - time.monotonic()  # making the environment is a part of the run
+    session = run_session(cases, before, refused, left, runner, time.monotonic)
     print(
         f"{options.kind} on {device.name}: {session.message}; results: {results}", file=sys.stderr
     )
@@ -143,7 +150,9 @@ def _without_modules(
     """Names of the cases whose kernels were not built ahead: to compile them takes longer than a
     case may take."""
     missing = {
-        case.name: missing_modules(device, case.heads) for case in cases if case.name not in before
+        case.name: missing_modules(device.architecture, case)
+        for case in cases
+        if case.name not in before
     }
     refused = tuple(name for name, modules in missing.items() if modules)
     if refused:
@@ -158,13 +167,19 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m e2e.gpu_runs", description=__doc__)
     parser.add_argument("kind", choices=LISTS)
     parser.add_argument("cases", nargs="*", metavar="CASE", help="default: all, in order")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="of the whole run")
+    parser.add_argument("--seconds", type=float, help="of the whole run")
     parser.add_argument("--results", type=Path, help="default: .cache/gpu/KIND.jsonl")
     parser.add_argument("--fresh", action="store_true", help="run what is done as well")
     parser.add_argument(
         "--compile", action="store_true", help="let nvcc make kernels that were not built ahead"
     )
     parser.add_argument("--wheels", type=Path, help="packages that were carried along")
+    parser.add_argument(
+        "--before", type=Path, nargs="+", default=[], metavar="FILE", help="results of earlier runs"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="show what would run on Hopper, and what is missing"
+    )
     return parser
 
 

@@ -21,16 +21,19 @@ class Case:
     """Words of the command line after the Python."""
     seconds: int
     heads: tuple[str, ...] = ()
-    """Heads of the case's bfloat16 models, as `flashinfer_ahead.Heads.parse` reads them.
-    flashinfer's modules for them must have been built ahead."""
+    """Heads of the case's bfloat16 models, as `flashinfer_ahead.Heads.parse` reads them: flashinfer's
+    modules for them must have been built ahead."""
+    fp8_pages: bool = False
+    """Modules for pages of 8 bits are needed as well."""
 
 
 def _tests(
-    name: str, seconds: int, *files: str, chosen: str = "", heads: tuple[str, ...] = ()
-) -> Case:
+    name: str, seconds: int, *files: str, chosen: str = "", heads: tuple[str, ...] = (),
+    fp8_pages: bool = False,
+) -> Case:  # fmt: skip
     words = ["-m", "pytest", "-c", "tests/gpu/pytest.ini", "--rootdir=.", "-v", "--tb=short"]
     words += ["-m", "gpu", *files, *(["-k", chosen] if chosen else [])]
-    return Case(name, tuple(words), seconds, heads)
+    return Case(name, tuple(words), seconds, heads, fp8_pages)
 
 
 def _bench(name: str, seconds: int, heads: tuple[str, ...] = ("128",)) -> Case:
@@ -59,7 +62,15 @@ TESTS = (
     _tests("trained-model", 90, "tests/gpu/test_trained_model.py", heads=("64",)),
     _tests("attention-dim64", 90, ATTENTION, chosen=f"dim64 and {PLAIN}", heads=("64",)),
     _tests("graphs-dim64", 90, GRAPHS, chosen=f"dim64 and {PLAIN}", heads=("64",)),
-    _tests("fp8-pages", 120, ATTENTION, GRAPHS, chosen="8_bits or fp8", heads=("128",)),
+    _tests(
+        "fp8-pages",
+        120,
+        ATTENTION,
+        GRAPHS,
+        chosen="8_bits or fp8",
+        heads=("128",),
+        fp8_pages=True,
+    ),
     _tests("windows", 90, ATTENTION, GRAPHS, chosen="windows", heads=("128w", "256w")),
     _tests("sinks", 90, ATTENTION, GRAPHS, chosen="sinks", heads=("64ws",)),
     _tests("agreement-windows", 120, AGREEMENT, chosen="windows", heads=("256w",)),
@@ -78,7 +89,22 @@ BENCHES = (
     _bench("kernels", 60, ()),
     Case("weights", ("-m", "benchmarks.load_weights", "--device", "cuda", "--runs", "3"), 60),
 )
-LISTS = {"test": TESTS, "bench": BENCHES}
+NINE_MINUTES = tuple(
+    next(case for case in cases if case.name == name)
+    for cases, names in (
+        (TESTS, "graphs"),
+        (BENCHES, "steps offline long_prompt"),
+        (TESTS, "fp8-pages sampling"),
+        (BENCHES, "kernels weights"),
+        (TESTS, "agreement-graphs"),
+        (BENCHES, "serving interference"),
+    )
+    for name in names.split()
+)
+"""Cases of both lists for a GPU that is lent for nine minutes, then for four."""
+LISTS = {"test": TESTS, "bench": BENCHES, "nine-minutes": NINE_MINUTES}
+SECONDS = {"test": 480.0, "bench": 480.0, "nine-minutes": 540.0}
+"""Seconds of a run of each list."""
 
 
 def chosen(kind: str, names: list[str]) -> tuple[Case, ...]:

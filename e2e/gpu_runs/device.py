@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from e2e.gpu_runs.cases import Case
+
 NAME_BYTES = 256
 CAPABILITY = (75, 76)
 """`CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `…_MINOR`."""
@@ -57,13 +59,14 @@ def _device(driver: ctypes.CDLL, index: int) -> CudaDevice:
     return CudaDevice(name, 10 * major.value + minor.value)
 
 
-def missing_modules(device: CudaDevice, heads: tuple[str, ...]) -> list[str]:
-    """flashinfer's modules for bfloat16 that were not built ahead, each with the reason."""
+def missing_modules(architecture: int, case: Case) -> list[str]:
+    """flashinfer's modules that `case` needs and that were not built ahead, each with the reason.
+    `architecture`: see `CudaDevice`."""
     if str(KERNELS) not in sys.path:
         sys.path.append(str(KERNELS))
     from sluice_kernels import flashinfer_ahead as ahead
 
-    shapes = ahead.shapes(["bfloat16"], map(ahead.Heads.parse, heads))
-    every = (shape for shape in shapes if not shape.fp8_pages)
-    missing = (ahead.missing_modules(shape, device.architecture) for shape in every)
+    shapes = ahead.shapes(["bfloat16"], map(ahead.Heads.parse, case.heads))
+    needed = (shape for shape in shapes if case.fp8_pages or not shape.fp8_pages)
+    missing = (ahead.missing_modules(shape, architecture) for shape in needed)
     return list(dict.fromkeys(module for modules in missing for module in modules))

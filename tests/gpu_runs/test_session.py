@@ -6,13 +6,14 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from e2e.gpu_runs import __main__ as gpu_runs
 from e2e.gpu_runs.__main__ import Runner, figures, main
 from e2e.gpu_runs.cases import LISTS, Case, UnknownCaseError, chosen
-from e2e.gpu_runs.device import CudaDevice, NoDeviceError, cuda_devices
+from e2e.gpu_runs.device import CudaDevice, NoDeviceError, cuda_devices, missing_modules
 from e2e.gpu_runs.environment import ROOT, Environment
 from e2e.gpu_runs.results import Outcome, Setting, done, line_of, sources_digest
 from e2e.gpu_runs.session import run_session
@@ -178,7 +179,7 @@ def test_cases_whose_kernels_were_not_built_are_refused_before_anything_runs(
     """To compile them takes longer than a run has."""
     monkeypatch.setattr(gpu_runs, "cuda_devices", lambda: [CudaDevice("NVIDIA H200", 90)])
     monkeypatch.setattr(
-        gpu_runs, "missing_modules", lambda device, dims: [f"decode_{dim}" for dim in dims]
+        gpu_runs, "missing_modules", lambda _, case: [f"decode_{dim}" for dim in case.heads]
     )
     assert main(["bench", "steps", "offline", "--results", str(tmp_path / "results")]) == 1
     assert capsys.readouterr().err == (
@@ -192,12 +193,53 @@ def test_what_runs_is_kept_and_what_is_refused_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu_runs, "cuda_devices", lambda: [CudaDevice("NVIDIA H200", 90)])
-    monkeypatch.setattr(gpu_runs, "missing_modules", lambda device, dims: list(map(str, dims)))
+    monkeypatch.setattr(gpu_runs, "missing_modules", lambda _, case: list(case.heads))
     monkeypatch.setattr(gpu_runs, "environment", lambda wheels: Environment(Path("/bin/echo")))
     results = tmp_path / "results.jsonl"
     assert main(["bench", "steps", "copies", "--results", str(results)]) == 1
     assert "1 passed (copies); 1 refused (steps)" in capsys.readouterr().err
     assert results.with_suffix(".log").read_text() == "# copies\n-m benchmarks.gpu.copies\n"
+
+
+def test_modules_for_pages_of_8_bits_are_missed_where_a_case_reads_such_pages() -> None:
+    other_architecture = 10
+    without, reading = (
+        missing_modules(other_architecture, Case("a", (), 1, ("128",), fp8))
+        for fp8 in (False, True)
+    )
+    assert set(without) < set(reading)
+    assert {"e4m3" in module for module in set(reading) - set(without)} == {True}
+
+
+def test_cases_that_passed_elsewhere_are_not_run_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lent machine begins with an empty folder of results."""
+    monkeypatch.setattr(gpu_runs, "cuda_devices", lambda: [CudaDevice("NVIDIA H200", 90)])
+    monkeypatch.setattr(gpu_runs, "missing_modules", lambda *_: [])
+    monkeypatch.setattr(gpu_runs, "environment", lambda wheels: Environment(Path("/bin/echo")))
+    first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
+    assert main(["nine-minutes", "sampling", "kernels", "--results", str(first)]) == 0
+    again = ["nine-minutes", "sampling", "kernels", "weights", "--before", str(first)]
+    assert main([*again, "--results", str(second)]) == 0
+    assert "1 passed (weights); 2 done before (sampling, kernels);" in capsys.readouterr().err
+
+
+def test_making_the_environment_is_a_part_of_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+
+    def slow(wheels: Path | None) -> Environment:
+        nonlocal now
+        now += 530
+        return Environment(Path("/bin/echo"))
+
+    monkeypatch.setattr(gpu_runs, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(gpu_runs, "cuda_devices", lambda: [CudaDevice("NVIDIA H200", 90)])
+    monkeypatch.setattr(gpu_runs, "environment", slow)
+    assert main(["nine-minutes", "sampling", "--results", str(tmp_path / "results.jsonl")]) == 2
+    assert "1 left for another run (sampling)" in capsys.readouterr().err
 
 
 def test_a_case_that_is_cut_short_leaves_what_it_had_measured(
