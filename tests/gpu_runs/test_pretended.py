@@ -23,10 +23,15 @@ FIGURES = {
         "steps.decode",
         "steps.bandwidth_limit",
         "steps.idle",
+        "steps.attention_rate",
+        "steps.replay",
         *(
             f"steps.qwen3-0.6b.{kernels}.{part}"
-            for kernels in ("cuda_cores", "tensor_cores")
-            for part in ("decode", "device", "attention", "host", "wait")
+            for kernels in ("cuda_cores", "tensor_cores", "no_pdl")
+            for part in (
+                *("decode", "device", "attention", "attention_rate"),
+                *("host", "replay", "wait"),
+            )
         ),
     },
     "offline": {"offline"},
@@ -80,3 +85,5 @@ def test_a_case_runs_from_start_to_end(
     assert [line["figures"][0] for line in measured] == last["figures"], "each as it was measured"
     if name in ("overlap", "offline"):
         assert figures.get("overlap.on", figures.get("offline"))["graph_steps"] > 0  # type: ignore[index]
+    if name == "steps":
+        assert figures["steps.replay"]["value"] > 0
