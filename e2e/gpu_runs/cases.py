@@ -85,6 +85,7 @@ BENCHES = (
     _bench("long_prompt", 120),
     _bench("interference", 150),
     _bench("speculation", 120),
+    _bench("windows", 150, ("64ws",)),
     _bench("copies", 45, ()),
     _bench("kernels", 60, ()),
     Case("weights", ("-m", "benchmarks.load_weights", "--device", "cuda", "--runs", "3"), 60),
@@ -97,7 +98,7 @@ NINE_MINUTES = tuple(
         (TESTS, "fp8-pages sampling"),
         (BENCHES, "kernels weights"),
         (TESTS, "agreement-graphs"),
-        (BENCHES, "serving interference"),
+        (BENCHES, "serving windows interference"),
     )
     for name in names.split()
 )

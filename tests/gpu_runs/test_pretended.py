@@ -39,6 +39,11 @@ FIGURES = {
     "long_prompt": {"long_prompt.itl_p99", "long_prompt.ttft", "long_prompt.fixed-2048.ttft"},
     "interference": {"interference.chosen.itl_p99", "interference.chunk-164.ttft"},
     "speculation": {"speculation.ratio.1", "speculation.ratio.64"},
+    "windows": {
+        f"windows.{kernels}.{part}"
+        for kernels in ("flashinfer", "torch")
+        for part in ("decode", "device", "host")
+    },
     "copies": {"copies.plain.to_host", "copies.scattered.to_device"},
     "kernels": {
         "kernels.copy",
