@@ -66,15 +66,17 @@ def measure(model: str) -> dict[str, float]:
         ready = wait_for(f"{url}/ready", process) - started
         first_token(url)
         token = time.monotonic() - started
-        with urllib.request.urlopen(f"{url}/load", timeout=5) as answer:
-            phases = json.load(answer)["start"]
+        phases = start_phases(url)
     milestones = {"health": health, "ready": ready, "first_token": token}
     return milestones | floor | {f"phase_{name}": seconds for name, seconds in phases.items()}
 
 
 @contextmanager
-def started_engine(config: dict[str, Any]) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """The address at which an engine will listen, and its process, which ends with the context."""
+def started_engine(
+    config: dict[str, Any], output: int | None = subprocess.DEVNULL
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """The address at which an engine will listen, and its process, which ends with the context.
+    `output`: where its output goes; None: to this process's."""
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "engine.json")
@@ -83,8 +85,8 @@ def started_engine(config: dict[str, Any]) -> Iterator[tuple[str, subprocess.Pop
         )
         process = subprocess.Popen(
             [sys.executable, "-m", "sluice_runtime", "--config", str(path)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
         )
         try:
             yield f"http://127.0.0.1:{port}", process
@@ -120,16 +122,24 @@ def served_model(url: str) -> str:
         return str(json.load(answer)["data"][0]["id"])
 
 
+def start_phases(url: str) -> dict[str, float]:
+    """Seconds of each phase of an engine's start, as it measured them."""
+    with urllib.request.urlopen(f"{url}/load", timeout=5) as answer:
+        phases: dict[str, float] = json.load(answer)["start"]
+    return phases
+
+
 def import_torch_seconds() -> float:
     started = time.monotonic()
     subprocess.run([sys.executable, "-c", "import torch"], check=True, env=dict(os.environ))
     return time.monotonic() - started
 
 
-def write_tokenizer(folder: Path) -> None:
-    """Writes a tokenizer with a token for each byte."""
+def write_tokenizer(folder: Path, tokens: int = 0) -> None:
+    """Writes a tokenizer with a token for each byte, and others up to so many `tokens`."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
+    texts = [*alphabet, *(f"x{number}" for number in range(len(alphabet), tokens))]
+    tokenizer = Tokenizer(models.BPE({text: i for i, text in enumerate(texts)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -1,5 +1,5 @@
-"""A decode step of gpt-oss-20b's shape in bfloat16: all layers have sinks, every second one a sliding
-window. Computed by flashinfer's kernels in CUDA graphs, and by plain torch, which has no graphs."""
+"""A decode step of gpt-oss-20b's shape in bfloat16, by flashinfer's kernels in CUDA graphs and by
+plain torch, which has no graphs. All layers have sinks, every second one a sliding window."""
 
 from __future__ import annotations
 

@@ -85,6 +85,7 @@ BENCHES = (
     _bench("long_prompt", 120),
     _bench("interference", 150),
     _bench("speculation", 120),
+    _bench("http", 120),
     _bench("windows", 150, ("64ws",)),
     _bench("copies", 45, ()),
     _bench("kernels", 60, ()),
@@ -94,7 +95,7 @@ NINE_MINUTES = tuple(
     next(case for case in cases if case.name == name)
     for cases, names in (
         (TESTS, "graphs"),
-        (BENCHES, "steps offline long_prompt"),
+        (BENCHES, "steps offline long_prompt http"),
         (TESTS, "fp8-pages sampling"),
         (BENCHES, "kernels weights"),
         (TESTS, "agreement-graphs"),

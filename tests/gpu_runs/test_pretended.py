@@ -39,6 +39,10 @@ FIGURES = {
     "long_prompt": {"long_prompt.itl_p99", "long_prompt.ttft", "long_prompt.fixed-2048.ttft"},
     "interference": {"interference.chosen.itl_p99", "interference.chunk-164.ttft"},
     "speculation": {"speculation.ratio.1", "speculation.ratio.64"},
+    "http": {
+        *("start.ready", "start.imports", "start.weights", "start.warm-up", "start.graphs"),
+        *("http", "http.ttft_p50", "http.event_gap_p50"),
+    },
     "windows": {
         f"windows.{kernels}.{part}"
         for kernels in ("flashinfer", "torch")
