@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -83,14 +84,22 @@ def build_all(folder: Path, wanted: dict[str, tuple[int, ...]], build: Build) ->
             if set(architectures) <= set(module.architectures):
                 continue
             architectures = tuple(sorted({*architectures, *module.architectures}))
-        began = time.monotonic()
+        began, cpu_began = time.monotonic(), _cpu_seconds()
         print(f"… {number} of {len(wanted)}: {name}", file=sys.stderr, flush=True)
         path.parent.mkdir(exist_ok=True)
         shutil.copyfile(build(name, architectures), path)
         done[name] = Module(architectures, digest(path))
         Manifest(VERSION, done).write(folder)
-        seconds, size = time.monotonic() - began, path.stat().st_size
-        print(f"  {seconds:.0f} s, {size / 1e6:.1f} MB", file=sys.stderr, flush=True)
+        seconds, cpu = time.monotonic() - began, _cpu_seconds() - cpu_began
+        size = path.stat().st_size / 1e6
+        print(f"  {seconds:.0f} s, {cpu:.0f} s of CPU time, {size:.1f} MB",
+              file=sys.stderr, flush=True)  # fmt: skip
+
+
+def _cpu_seconds() -> float:
+    """CPU time of the compilers that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def cuda_home(scratch: Path) -> Path:

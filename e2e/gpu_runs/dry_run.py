@@ -12,13 +12,12 @@ from typing import Final
 from e2e.gpu_runs.cases import Case
 from e2e.gpu_runs.device import missing_modules
 from e2e.gpu_runs.environment import ROOT
+from e2e.gpu_runs.kernel_archive import ARCHIVE, FOLDERS
 
 HOPPER: Final = 90
 CARRIED_MIB: Final = 64
 """Most MiB that are carried, sources included."""
 WHEELS: Final = Path("gpu-wheels")
-CUBINS: Final = Path("kernels/sluice_kernels/triton/built")
-MODULES: Final = Path("kernels/sluice_kernels/flashinfer_built")
 
 
 def dry_run(
@@ -29,14 +28,15 @@ def dry_run(
     print(f"at most {seconds:.0f} s; a repeated run goes on with the cases that are left:")
     for case in cases:
         print(f"  {case.seconds:4} s  {case.name}")
-    folders = (WHEELS if wheels is None else wheels, MODULES, CUBINS)
-    files = {str(folder): set((root / folder).rglob("*")) for folder in folders}
+    wheels = WHEELS if wheels is None else wheels
+    kernels = (ARCHIVE,) if (root / ARCHIVE).exists() else FOLDERS
+    files = {str(path): {root / path, *(root / path).rglob("*")} for path in (wheels, *kernels)}
     sources = set(_sources(root)).difference(*files.values())
     sizes = {name: _mib(paths) for name, paths in {"sources": sources, **files}.items()}
     print("carried:", *(f"  {mib:5.1f} MiB  {name}" for name, mib in sizes.items()), sep="\n")
     total = sum(sizes.values())
     print(f"  {total:5.1f} MiB of at most {CARRIED_MIB}")
-    missing = [*_missing_files(root, folders[0]), *_missing_modules(cases)]
+    missing = [*_missing_files(root, wheels), *_missing_modules(cases)]
     print("missing:", *(missing or ["nothing"]), sep="\n  ")
     return int(bool(missing) or total > CARRIED_MIB)
 
@@ -55,8 +55,8 @@ def _mib(paths: Iterable[Path]) -> float:
 def _missing_files(root: Path, wheels: Path) -> Iterator[str]:
     if not any((root / wheels).glob("*.whl")):
         yield f"{wheels}/*.whl: scripts/gpu-wheels {wheels} downloads them"
-    if not any((root / CUBINS).glob("*.cubin")):
-        yield f"{CUBINS}/*.cubin: scripts/gpu-kernels compiles them"
+    if not any((root / FOLDERS[-1]).glob("*.cubin")):
+        yield f"{FOLDERS[-1]}/*.cubin: scripts/gpu-kernels compiles them"
 
 
 def _missing_modules(cases: Sequence[Case]) -> list[str]:

@@ -8,16 +8,18 @@ from pathlib import Path
 import pytest
 
 from e2e.gpu_runs.cases import Case
-from e2e.gpu_runs.dry_run import CARRIED_MIB, CUBINS, WHEELS, dry_run
+from e2e.gpu_runs.dry_run import CARRIED_MIB, WHEELS, dry_run
 from e2e.gpu_runs.environment import ROOT
+from e2e.gpu_runs.kernel_archive import ARCHIVE, FOLDERS
 
+CUBINS = FOLDERS[-1]
 A, B = (Case(name, ("-c", name), 100) for name in "ab")
 
 
 def repository(folder: Path) -> Path:
     """A checkout with one source of 1 MiB and all that is carried beside it."""
     subprocess.run(["git", "init", "--quiet", folder], check=True)
-    (folder / ".gitignore").write_text("ignored\n")
+    (folder / ".gitignore").write_text(f"ignored\n{CUBINS}\n")
     for name in ("source", "ignored/file", f"{WHEELS}/a.whl", f"{CUBINS}/a.cubin"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(b"0" * 2**20)
@@ -45,6 +47,21 @@ missing:
   nothing
 """
     )
+
+
+def test_an_archive_of_kernels_is_carried_instead_of_their_folders(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("e2e.gpu_runs.dry_run.missing_modules", lambda *_: [])
+    (repository(tmp_path) / ARCHIVE).write_bytes(b"0" * 2**19)
+    assert dry_run((A,), 540, root=tmp_path) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[3:7] == [
+        "    1.0 MiB  sources",
+        "    1.0 MiB  gpu-wheels",
+        f"    0.5 MiB  {ARCHIVE}",
+        "    2.5 MiB of at most 64",
+    ]
 
 
 def test_a_dry_run_names_what_is_missing_and_fails(
