@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import resource
 import shutil
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -181,6 +182,25 @@ def test_an_interrupted_build_goes_on_where_it_was(builder: ModuleType, tmp_path
     builder.build_all(folder, builder.plan([BF16], [80, 90]), more)
     assert BF16.prefill_module("fa3") not in [name for name, _ in more.built]
     assert ahead.missing_modules(BF16, 80, folder) == []
+
+
+def test_a_build_shows_the_cpu_time_of_the_compilers(
+    builder: ModuleType,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a busy machine seconds say little."""
+    used = iter([(10.0, 1.0), (40.0, 3.0)])  # seconds in programs and in the kernel
+    usage = SimpleNamespace(
+        RUSAGE_CHILDREN=resource.RUSAGE_CHILDREN,
+        getrusage=lambda _: SimpleNamespace(
+            **dict(zip(("ru_utime", "ru_stime"), next(used), strict=True))
+        ),
+    )
+    monkeypatch.setattr(builder, "resource", usage)
+    builder.build_all(tmp_path / "built", {"norm": (90,)}, Compiler(tmp_path))
+    assert ", 32 s of CPU time, " in capsys.readouterr().err
 
 
 def test_without_nvcc_a_build_says_what_to_install(
