@@ -21,8 +21,8 @@ class Case:
     """Words of the command line after the Python."""
     seconds: int
     heads: tuple[str, ...] = ()
-    """Heads of the case's bfloat16 models, as `flashinfer_ahead.Heads.parse` reads them: flashinfer's
-    modules for them must have been built ahead."""
+    """Heads of the case's bfloat16 models, as `flashinfer_ahead.Heads.parse` reads them.
+    flashinfer's modules for them must have been built ahead."""
     fp8_pages: bool = False
     """Modules for pages of 8 bits are needed as well."""
 
