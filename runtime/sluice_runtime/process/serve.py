@@ -35,7 +35,11 @@ DEVICES: Final = "SLUICE_DEVICES"
 """Variable of the folder that is searched for GPUs instead of /dev."""
 HUB: Final = "hf://"
 REPOSITORY: Final = re.compile(r"[A-Za-z0-9][-._A-Za-z0-9]*/[A-Za-z0-9][-._A-Za-z0-9]*")
+SMOLLM2: Final = "smollm2"
+SMOLLM2_FOLDER: Final = "SmolLM2-135M-Instruct-a672150f-sampling"
+"""Folder in the cache that `make serve MODEL=smollm2` fills."""
 REVISION: Final = re.compile(r"(?!.*\.\.)\w[-./\w]{0,127}")
+MODELS: Final = "a folder, hf://org/name[@revision], org/name[@revision] or dummy://name"
 ATTEMPTS: Final = 4
 """Attempts at a hub that does not answer: seven seconds in all, where it answers at once."""
 Config = dict[str, Any]
@@ -201,14 +205,19 @@ class DownloadText:
 
 
 def _model(word: str) -> dict[str, str]:
-    """URI and revision of a MODEL. A folder on this machine goes before a repository of its
-    name."""
+    """URI and revision of a MODEL, and the name of smollm2. A folder on this machine goes before a
+    model of its name."""
     if not word.startswith(HUB) and ("://" in word or Path(word).exists()):
         return {"uri": word}
+    if word == SMOLLM2:
+        folder = _cache() / SMOLLM2_FOLDER
+        if not folder.exists():
+            allowed = "smollm2 once `make serve MODEL=smollm2` has fetched it, in a checkout"
+            raise UnusableOptionError("MODEL", word, f"{allowed}; {MODELS}")
+        return {"name": SMOLLM2, "uri": str(folder)}
     repository, at, revision = word.removeprefix(HUB).partition("@")
     if not REPOSITORY.fullmatch(repository) or (at and not REVISION.fullmatch(revision)):
-        allowed = "a folder, hf://org/name[@revision], org/name[@revision] or dummy://name"
-        raise UnusableOptionError("MODEL", word, allowed)
+        raise UnusableOptionError("MODEL", word, MODELS)
     uri = f"{HUB}{repository}"
     return {"uri": uri, "revision": revision} if at else {"uri": uri}
 
@@ -297,17 +306,18 @@ def _fail(text: str, status: int) -> int:
 
 
 def _cache() -> Path:
-    """Where models are downloaded to."""
+    """The folder of builds, and of models in `models`."""
     base = os.environ.get("SLUICE_CACHE")
     if not base:
         base = str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "sluice")
-    return Path(base, "models")
+    return Path(base)
 
 
 def _parser() -> argparse.ArgumentParser:
     text = "One engine without a cluster, over OpenAI's API, on this machine's GPU if it has one."
     parser = argparse.ArgumentParser(prog="sluice serve", description=text, epilog=STATUSES)
-    text = "folder, hf://org/name[@revision], org/name[@revision], or dummy://name: random weights"
+    text = "folder, hf://org/name[@revision], org/name[@revision], smollm2 (see `make serve`), "
+    text += "or dummy://name: random weights"
     parser.add_argument("model", metavar="MODEL", nargs="?", help=text)
     parser.add_argument("--port", help="of the API, on all addresses of this machine (8000)")
     parser.add_argument("--config", type=Path, metavar="FILE", help="an engine.json to begin with")
@@ -315,8 +325,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=text)
     text = "keys of engine.json as a JSON object; repeatable, the last wins"
     parser.add_argument("--settings", action="append", default=[], metavar="JSON", help=text)
-    text = "where models are downloaded to (%(default)s)"
-    parser.add_argument("--cache", type=Path, default=_cache(), metavar="FOLDER", help=text)
+    text, models = "where models are downloaded to (%(default)s)", _cache() / "models"
+    parser.add_argument("--cache", type=Path, default=models, metavar="FOLDER", help=text)
     return parser
 
 

@@ -10,6 +10,8 @@ import pytest
 from sluice_runtime.process import serve
 from sluice_runtime.process.serve import engine_config, has_gpu, main
 
+from e2e.model import released
+
 
 def config(*words: str, has_gpu: bool = False) -> dict[str, Any]:
     """The configuration that a command line makes."""
@@ -42,6 +44,21 @@ def test_a_folder_goes_before_a_repository_of_its_name(
     assert config("org/name")["model"] == {"uri": "hf://org/name"}
     (tmp_path / "org" / "name").mkdir(parents=True)
     assert config("org/name")["model"] == {"uri": "org/name"}
+
+
+def test_the_model_that_make_serve_fetches_is_served_from_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLUICE_CACHE", str(tmp_path))
+    assert main(["smollm2"]) == 2
+    assert "once `make serve MODEL=smollm2` has fetched it" in capsys.readouterr().err
+    monkeypatch.setattr(released, "_make", Path.mkdir)
+    folder = released.ensure_released_model()
+    assert config("smollm2")["model"] == {"uri": str(folder), "name": "smollm2"}
+    assert folder.name.split("-")[3] == released.WEIGHTS[:8]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "smollm2").mkdir()
+    assert config("smollm2")["model"] == {"uri": "smollm2"}, "a folder goes before it"
 
 
 def test_each_option_wins_over_the_one_before(tmp_path: Path) -> None:

@@ -82,6 +82,24 @@ def test_a_gpu_is_used_where_there_is_one_and_nobody_says_otherwise(tmp_path: Pa
     assert "chunkSizes" in refusal(settings='{"chunkSizes": 3}', devices=tmp_path)
 
 
+@pytest.mark.parametrize("option", ["--minimal", "--serve"])
+def test_each_set_up_leaves_what_the_command_sluice_imports(option: str, tmp_path: Path) -> None:
+    uv, python = tmp_path / "cache/uv/bin/uv", tmp_path / ".venv/bin/python"
+    for program, text in ((uv, 'echo "$@"'), (python, "")):  # instead of minutes of each
+        program.parent.mkdir(parents=True)
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+    script = tmp_path / "scripts" / "setup"
+    script.parent.mkdir()
+    script.write_bytes(SCRIPT.with_name("setup").read_bytes())
+    environment = {**os.environ, "SLUICE_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(
+        ["bash", script, option],
+        capture_output=True, text=True, timeout=60, check=True, env=environment,
+    )  # fmt: skip
+    assert "--extra operator" in done.stdout
+
+
 def until_ready(lines: Iterable[str]) -> Iterator[str]:
     """Lines until the engine is ready."""
     for line in lines:
