@@ -6,6 +6,7 @@ CI), a line is added now and then, which repeats no detail.
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import threading
@@ -83,6 +84,14 @@ def bar(share: float) -> str:
     """A progress bar, drawn as by `sluice rollout status`; full only if `share` is 1."""
     heavy = int(share * BAR_CELLS)
     return "━" * heavy + "·" * (BAR_CELLS - heavy)
+
+
+def time_on_idle_cores(minutes: int, load: float | None = None) -> str:
+    """How long a build takes on two idle cores, beside this machine's cores and load (that of the
+    last minute, unless given)."""
+    load = os.getloadavg()[0] if load is None else load
+    own = f"this machine has {os.cpu_count()}, with a load of {load:.0f}"
+    return f"{minutes} minutes the first time on two idle cores; {own}"
 
 
 def _with_detail(line: str, detail: str) -> str:

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from e2e.cluster.progress import CLEAR_LINE, Step
+from e2e.cluster.progress import CLEAR_LINE, Step, time_on_idle_cores
 from tests.patience import PATIENCE_SECONDS
 
 
@@ -20,6 +20,12 @@ def test_a_step_says_when_it_begins_and_how_it_ends(capsys: pytest.CaptureFixtur
     assert begun == "… Doing it"
     assert done.startswith("✓ Doing it")
     assert failed.startswith("✗ Breaking it")
+
+
+def test_a_build_says_for_which_machine_its_time_is() -> None:
+    text = time_on_idle_cores(6, load=15.2)
+    assert text.startswith("6 minutes the first time on two idle cores; this machine has ")
+    assert text.endswith(", with a load of 15")
 
 
 def test_a_log_has_what_is_waited_for_once_until_it_changes(

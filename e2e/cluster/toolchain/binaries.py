@@ -9,15 +9,16 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.cluster.command import run
-from e2e.cluster.errors import ClusterError
+from e2e.cluster.errors import ClusterError, CommandFailedError
 from e2e.cluster.locks import lock
-from e2e.cluster.progress import Step
+from e2e.cluster.progress import Step, time_on_idle_cores
 from e2e.cluster.toolchain.cache import cache_directory
 from e2e.cluster.toolchain.golang import ensure_go
 
@@ -94,9 +95,9 @@ def _build(directory: Path) -> None:
     partial = directory.with_suffix(".partial")
     partial.mkdir(exist_ok=True)
     stamped = linker_flags((SOURCE / "go.mod").read_text())
-    with Step("Building Kubernetes (one binary, about 6 minutes the first time)"):
-        _go_build(".", partial / "sluice-node", stamped)
-        _go_build("./pause", partial / "pause", "-s -w")
+    with Step(f"Building Kubernetes (one binary, {time_on_idle_cores(6)})") as step:
+        _go_build("./pause", partial / "pause", "-s -w", step)
+        _go_build(".", partial / "sluice-node", stamped, step)
     for program in PROGRAMS:
         link = partial / program
         link.unlink(missing_ok=True)
@@ -104,10 +105,26 @@ def _build(directory: Path) -> None:
     partial.rename(directory)
 
 
-def _go_build(package: str, output: Path, flags: str) -> None:
-    argv: list[str | Path] = ["nice", "-n", "10", ensure_go(), "build", "-buildvcs=false"]
-    argv += ["-ldflags", flags, "-o", output, package]
-    run(argv, cwd=SOURCE, env={**os.environ, "CGO_ENABLED": "0"})
+def _go_build(package: str, output: Path, flags: str, step: Step) -> None:
+    """Builds a package, and shows how many of all that it imports are compiled. Those in Go's cache
+    are not counted as compiled."""
+    go, environment = ensure_go(), {**os.environ, "CGO_ENABLED": "0"}
+    total = len(run([go, "list", "-deps", package], cwd=SOURCE, env=environment).splitlines())
+    argv = ["nice", "-n", "10", str(go), "build", "-v", "-buildvcs=false"]
+    argv += ["-ldflags", flags, "-o", str(output), package]
+    compiled, messages = 0, []
+    with subprocess.Popen(
+        argv, cwd=SOURCE, env=environment, text=True, stderr=subprocess.PIPE
+    ) as build:
+        assert build.stderr is not None
+        for line in build.stderr:
+            if " " in line:  # a package's name has none
+                messages.append(line)
+            else:
+                compiled += 1
+                step.reached(compiled, total, "packages")
+    if build.returncode != 0:
+        raise CommandFailedError(argv, build.returncode, "".join(messages))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.cluster.command import run
-from e2e.cluster.progress import Step
+from e2e.cluster.progress import Step, time_on_idle_cores
 from e2e.cluster.toolchain.cache import cache_directory
 from e2e.cluster.toolchain.golang import ensure_go
 
@@ -49,6 +49,6 @@ def _build(program: GoProgram, folder: Path) -> None:
     environment = {**os.environ, "CGO_ENABLED": "0", "GOBIN": str(partial)}
     argv: list[str | Path] = ["nice", "-n", "10", ensure_go(), "install"]
     argv += ["-ldflags", "-s -w", *program.packages]
-    with Step(f"Building {program.name} {program.version} (2 minutes the first time)"):
+    with Step(f"Building {program.name} {program.version} ({time_on_idle_cores(2)})"):
         run(argv, env=environment)
     partial.rename(folder)

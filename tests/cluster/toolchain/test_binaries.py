@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from e2e.cluster.errors import ClusterError, CommandFailedError
+from e2e.cluster.progress import Step
 from e2e.cluster.toolchain import binaries, golang
 from e2e.cluster.toolchain.binaries import (
     PROGRAMS,
@@ -68,6 +69,35 @@ def test_a_build_holds_every_program_and_pause(
     for program in PROGRAMS:
         assert "gitVersion=v1.34" in built.program(program).read_text()
     assert built.pause.read_text().strip().endswith("./pause")
+
+
+def test_a_build_shows_how_many_of_its_packages_are_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = tmp_path / "go"
+    build = "printf 'go: downloading a v1\\nfmt\\nk8s.io/a\\n' >&2"
+    fake.write_text(
+        f'#!/bin/sh\n[ "$1" = list ] && printf "unsafe\\nfmt\\nk8s.io/a\\n" || {build}\n'
+    )
+    fake.chmod(0o755)
+    monkeypatch.setattr(binaries, "ensure_go", lambda: fake)
+    shown: list[tuple[int, int, str]] = []
+    monkeypatch.setattr(Step, "reached", lambda _, *progress: shown.append(progress))
+    ensure_binaries(tmp_path / "cache")
+    assert shown == [(1, 3, "packages"), (2, 3, "packages")] * 2
+
+
+def test_a_build_that_fails_has_its_messages_without_the_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = tmp_path / "go"
+    build = "{ printf 'fmt\\nmain.go:1:2: no such thing\\n' >&2; exit 1; }"
+    fake.write_text(f'#!/bin/sh\n[ "$1" = list ] || {build}\n')
+    fake.chmod(0o755)
+    monkeypatch.setattr(binaries, "ensure_go", lambda: fake)
+    with pytest.raises(CommandFailedError) as failed:
+        ensure_binaries(tmp_path / "cache")
+    assert failed.value.output == "main.go:1:2: no such thing\n"
 
 
 def test_a_build_that_fails_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
