@@ -233,8 +233,10 @@ def print_next_steps(cluster: Cluster, model: str) -> None:
         f'            make kubectl ARGS="describe infsvc {SERVICE}"\n'
         f'Change it:  make kubectl ARGS="edit infsvc {SERVICE}"   (replicas, chunkSize, ...)\n'
         f"Own tools:  export KUBECONFIG={shlex.quote(str(cluster.kubeconfig))}"
-        f"   (kubectl, k9s, helm, .venv/bin/sluice top)\n"
-        f"            .venv/bin/sluice chat {SERVICE} -n {SAMPLE_NAMESPACE}   (a conversation)\n"
+        f"   (kubectl, k9s, helm)\n"
+        f"            export PATH={shlex.quote(str(ROOT / '.venv' / 'bin'))}:$PATH"
+        f"   (sluice top, sluice plan, ...)\n"
+        f"            sluice chat {SERVICE} -n {SAMPLE_NAMESPACE}   (a conversation)\n"
         f"Remove all: make down"
     )
 
