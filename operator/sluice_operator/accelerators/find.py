@@ -191,9 +191,18 @@ def _no_node(nodes: tuple[Manifest, ...], pool: Pool, spec: AcceleratorSpec) -> 
     near = [product for product in there if spec.product and same_product(product, spec.product)]
     if near and spec.product not in there:
         return f"{text} that the pool may land on; products near it: {', '.join(near)}."
+    if not there and not any(_offers(node, resource.partition("/")[0]) for node in nodes):
+        on_cpus = f"leave out {pool.accelerator_section}.accelerator to serve on CPUs"
+        return f"No node offers {resource}: install its device plugin, or {on_cpus}."
     if not there:
         return f"{text}, nor another GPU of {resource}."
     return f"{text} that the pool may land on; nodes have {', '.join(there)}."
+
+
+def _offers(node: Manifest, domain: str) -> bool:
+    """Whether the node has a device of any resource of this domain, such as a MIG instance."""
+    allocatable = (node.get("status") or {}).get("allocatable") or {}
+    return any(name.startswith(f"{domain}/") and str(n) != "0" for name, n in allocatable.items())
 
 
 def _names(nodes: Iterable[str]) -> str:

@@ -65,8 +65,5 @@ def unusual_spelling(accelerator: AcceleratorSpec | None) -> str | None:
     near = labels_near(accelerator.product)
     if not near:
         return None
-    label = product_label(accelerator)
-    return (
-        f"no node is known to say {accelerator.product}, and these pods go to nodes with the label "
-        f"{label}={accelerator.product} alone; near it: {', '.join(near)}"
-    )
+    text = f"no GPU labels itself {accelerator.product} ({product_label(accelerator)})"
+    return f"{text}; write one of {', '.join(near)}"

@@ -34,6 +34,10 @@ FP8_BYTES: Final = 1
 """Bytes of a number in the KV cache, where `engine.kvCacheDtype` is not `auto`."""
 UNSAID_DTYPE: Final = "float32"
 MIB: Final = 1 << 20
+UNKNOWN_MODEL: Final = (
+    "the model is not among the published models that this command knows; whether it exists is not "
+    "checked here"
+)
 BY_ENGINE: Final = "which an engine chooses at its start from its KV pool"
 
 
@@ -76,7 +80,7 @@ def kv_capacity_of(
     """The capacity under resolved `settings`, by field name; at most the tokens that running
     requests can use. `model`: None if its sizes are unknown; `memory_limit_bytes`: limit of an
     engine's container."""
-    capacity = KvCapacity(missing="the model is not resolved yet")
+    capacity = KvCapacity(missing=UNKNOWN_MODEL)
     if model is not None:
         share = memory_share(model, accelerator, settings, memory_limit_bytes)
         capacity = share if isinstance(share, KvCapacity) else _capacity(model, share, settings)

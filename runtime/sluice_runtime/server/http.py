@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import secrets
 import socket
 from collections.abc import Generator
@@ -32,6 +33,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from sluice_runtime.errors import InvalidConfigError, UnavailableError
 from sluice_runtime.server.failures import MistakenError, error_response
 
+SERVER_PORT: Final = "server.port"
 _BACKLOG: Final = 2048
 _LEAVE_SECONDS: Final = 2
 """How long connections may take to close once no request is in progress."""
@@ -45,7 +47,7 @@ _WORK_PATHS: Final = frozenset(
 )  # fmt: skip
 
 
-def listen(host: str, port: int, key: str = "server.port") -> socket.socket:
+def listen(host: str, port: int, key: str = SERVER_PORT) -> socket.socket:
     """A bound, listening socket. `key`: the configuration's field with the port, for the error.
 
     Raises:
@@ -55,9 +57,11 @@ def listen(host: str, port: int, key: str = "server.port") -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
+        is_taken = error.errno == errno.EADDRINUSE and key == SERVER_PORT
+        hint = f": sluice serve --port {port + 1}, PORT={port + 1} make serve" if is_taken else ""
         raise InvalidConfigError(
             f"server.host, {key}: cannot listen on {host}:{port}: {error.strerror or error}; "
-            "allowed: a free address of this machine"
+            f"allowed: a free address of this machine{hint}"
         ) from None
     # Connections inherit TCP_NODELAY from the listener. Some event loops do not set it themselves,
     # and without it an answer whose head and body are two writes waits 40 ms for the client's

@@ -45,6 +45,8 @@ send a request."""
 TRY_QUESTION: Final = "What is Kubernetes? Answer in one sentence."
 TRY_PROMPT: Final = "Kubernetes is"
 """Question, or without a chat template the beginning of a text, in the log's example."""
+TRY_QUESTIONS: Final = {"sluice-tiny": "copy: Kubernetes in, tokens out."}
+"""Questions to models that cannot answer `TRY_QUESTION`, by name."""
 TEXT_THREADS: Final = 2
 """Threads that parse, tokenise and encode texts that would block the event loop for too long. More
 would cost memory, since the tokenizer has a cache for each thread, and gain little, since Python
@@ -133,7 +135,8 @@ def _example(service: Service, url: str) -> str:
     path, body = "completions", {"prompt": TRY_PROMPT, "max_tokens": 32}
     if template is not None:
         path = "chat/completions"
-        body = {"messages": [{"role": "user", "content": TRY_QUESTION}], "stream": True}
+        question = TRY_QUESTIONS.get(service.identity.model, TRY_QUESTION)
+        body = {"messages": [{"role": "user", "content": question}], "stream": True}
     whole = json.dumps({"model": service.identity.model} | body)
     return f"curl -N {url}/v1/{path} -d {shlex.quote(whole)}"
 

@@ -81,8 +81,20 @@ def test_what_there_is_instead_is_told() -> None:
     assert message == f"No node has 1 x T4 that the pool may land on; nodes have {A100}, {H100}."
     message = find_accelerator(_pool(accelerator={"product": "H100"}), NODES).verified.message
     assert message == f"No node has 1 x H100 that the pool may land on; products near it: {H100}."
-    message = find_accelerator(_pool(accelerator={"product": "T4"}), ()).verified.message
+    mig = _node("g", None, 0, 0)
+    mig["status"]["allocatable"] |= {"nvidia.com/mig-3g.20gb": "2"}
+    message = find_accelerator(_pool(accelerator={"product": "T4"}), (mig,)).verified.message
     assert message == "No node has 1 x T4, nor another GPU of nvidia.com/gpu."
+
+
+@pytest.mark.parametrize("nodes", [(), ("cpus",)])
+def test_a_cluster_without_gpus_says_what_to_do(nodes: tuple[str, ...]) -> None:
+    without = tuple(_node(name, None, 0, 0) for name in nodes)
+    message = find_accelerator(_pool(accelerator={"product": "T4"}), without).verified.message
+    assert message == (
+        "No node offers nvidia.com/gpu: install its device plugin, or leave out spec.accelerator "
+        "to serve on CPUs."
+    )
 
 
 def test_a_product_under_another_label_says_which_to_set() -> None:

@@ -117,8 +117,14 @@ def test_labels_near_a_product_that_no_node_is_known_to_have(
 @pytest.mark.parametrize(
     ("accelerator", "warned"),
     [
-        ({"product": "H100"}, "nvidia.com/gpu.product=H100 alone; near it: NVIDIA-H100-80GB-HBM3"),
-        ({"product": "MI300X", "resourceName": "amd.com/gpu"}, "near it: AMD_Instinct_MI300X_OAM"),
+        (
+            {"product": "H100"},
+            "itself H100 (nvidia.com/gpu.product); write one of NVIDIA-H100-80GB-HBM3",
+        ),
+        (
+            {"product": "MI300X", "resourceName": "amd.com/gpu"},
+            "one of AMD_Instinct_MI300X_OAM",
+        ),
         ({"product": "NVIDIA-H200"}, None),
         ({"product": "nvidia-h100", "productLabel": "cloud.google.com/gke-accelerator"}, None),
         ({}, None),

@@ -97,7 +97,7 @@ async def test_a_spec_that_was_complete_is_gone_back_to(
     assert await sluice("undo", "--dry-run") == 0
     assert (await cluster.get(INFERENCE_SERVICE, namespace, "chat"))["spec"]["engine"]
     assert await sluice("undo") == 0
-    assert "chat: back to the spec of revision 1" in capsys.readouterr().out
+    assert "chat: back to revision 1, which is revision 3 from now on\n" in capsys.readouterr().out
     assert "engine" not in (await cluster.get(INFERENCE_SERVICE, namespace, "chat"))["spec"]
     waiting = asyncio.create_task(sluice("status", "--timeout", "20s"))
     await cluster.until(DEPLOYMENT, namespace, lambda found: len(found) == 3)

@@ -16,6 +16,8 @@ from sluice_contract.cluster.termination import TerminationMessage
 from sluice_contract.wire.load import LoadReport
 from sluice_runtime.model.files import DUMMIES
 
+from e2e.model.folder import FOLDER as TOY
+from tests.runtime.launch.conftest import SETTINGS
 from tests.runtime.launch.processes import (
     HANG_SECONDS,
     SOON_SECONDS,
@@ -27,6 +29,7 @@ from tests.runtime.launch.processes import (
     running,
     status,
     until,
+    write_config,
 )
 
 pytestmark = pytest.mark.process
@@ -68,6 +71,15 @@ def test_a_local_engine_says_how_to_ask_it(own_engine: Process) -> None:
     answer = httpx.post(command[2], content=command[4], verify=False, timeout=HANG_SECONDS)
     assert answer.status_code == 200
     assert answer.text.endswith("data: [DONE]\n\n")
+
+
+def test_the_toy_suggests_a_question_that_it_can_answer(tmp_path: Path) -> None:
+    with running(program(write_config(tmp_path, model={"uri": str(TOY)}, **SETTINGS))) as engine:
+        command = shlex.split(engine.wait_for(r"try: (curl .*), or .*/ in a browser")[1])
+        body = json.loads(command[4]) | {"stream": False, "temperature": 0}
+        answer = httpx.post(command[2], json=body, verify=False, timeout=HANG_SECONDS).json()
+    (message,) = body["messages"]
+    assert message["content"] == f"copy: {answer['choices'][0]['message']['content']}"
 
 
 def test_a_killed_engine_ends_streams_with_an_error(own_engine: Process, tmp_path: Path) -> None:

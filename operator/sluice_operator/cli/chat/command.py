@@ -35,10 +35,10 @@ DNS_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 """What a part of a request's path may be."""
 STATUSES: Final = (
     "With PROMPT, or with a prompt on standard input: one answer on standard output. Otherwise a "
-    "conversation: /clear forgets it, /exit or Ctrl-D at the prompt ends it, Ctrl-C ends an answer. A key of the "
-    f"service is in {KEY_VARIABLE} or in --key-file. Exit status: 0; 1 where there is no such "
-    "service, or it gives no answer; 2 where there is no cluster, a right is missing, or an option "
-    "is unusable; 130 after Ctrl-C."
+    "conversation: /clear forgets it, Ctrl-C ends an answer, /exit ends it, and so does Ctrl-D at "
+    f"the prompt. A key of the service is in {KEY_VARIABLE} or in --key-file. Exit status: 0; 1 "
+    "where there is no such service, or no answer; 2 where there is no cluster, a right is "
+    "missing, or an option is unusable; 130 after Ctrl-C."
 )
 
 

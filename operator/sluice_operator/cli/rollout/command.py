@@ -21,6 +21,7 @@ from sluice_operator.cli.rollout.undo import (
     changes,
     engines_ready,
     history_text,
+    number_from_now,
     puts_back,
     restarted,
     target,
@@ -92,12 +93,15 @@ async def _history(opened: Session, options: argparse.Namespace) -> int:
 async def _undo(opened: Session, options: argparse.Namespace) -> int:
     service = await opened.service()
     serving = engines_ready(await opened.pools())
-    revision = target(service, await opened.revisions(), options.to_revision, serving)
+    revisions = await opened.revisions()
+    revision = target(service, revisions, options.to_revision, serving)
     if not revision.state.complete:
         text = f"revision {revision.number} was never complete, and its engines serve"
         print(f"sluice rollout: {text}", file=sys.stderr)
     spec = undone(with_stored_spec(service)["spec"], revision.spec)
-    message = f"{options.name}: back to the spec of revision {revision.number}"
+    message, number = f"{options.name}: back to revision {revision.number}", revision.number
+    if (later := number_from_now(revision, revisions)) != number:
+        message += f", which is revision {later} from now on"
     return await _edit(opened, service, spec, message, is_preview=options.dry_run)
 
 

@@ -75,6 +75,13 @@ def target(
     )
 
 
+def number_from_now(revision: Revision, children: tuple[Manifest, ...]) -> int:
+    """The number that a revision has once it is gone back to: a new one, unless it is the
+    newest."""
+    there = revisions_of(children)
+    return revision.number if revision.number == there.all[-1].number else there.next_number
+
+
 def engines_ready(pools: Iterable[Manifest]) -> set[str]:
     """Names of the engines' revisions that have a ready engine in these EnginePools."""
     statuses = (pool.get("status") or {} for pool in pools)

@@ -7,6 +7,7 @@ from sluice_operator.cli.rollout.undo import (
     NothingToUndoError,
     changes,
     engines_ready,
+    number_from_now,
     puts_back,
     restarted,
     target,
@@ -14,7 +15,7 @@ from sluice_operator.cli.rollout.undo import (
 )
 from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
 from sluice_operator.manifests.metadata import owner
-from sluice_operator.service.revisions.revision import Revision, State
+from sluice_operator.service.revisions.revision import Revision, State, revisions_of
 
 from tests.operator.examples import complete_revision, service
 
@@ -37,6 +38,13 @@ def recorded(*chunks: int) -> tuple[Manifest, ...]:
 def test_which_revision_is_gone_back_to(now: int, number: int | None, revision: int) -> None:
     item = service({"engine": {"chunkSize": now}})
     assert target(item, recorded(1, 2), number).number == revision
+
+
+@pytest.mark.parametrize(("back_to", "number"), [(1, 4), (3, 3)])
+def test_a_revision_that_is_gone_back_to_becomes_the_newest(back_to: int, number: int) -> None:
+    revisions = recorded(1, 2, 3)
+    chosen = next(item for item in revisions_of(revisions).all if item.number == back_to)
+    assert number_from_now(chosen, revisions) == number
 
 
 def test_what_is_not_there_is_named_with_what_is() -> None:
