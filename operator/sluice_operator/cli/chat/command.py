@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import os
 import re
+import shutil
 import signal
 import sys
 import time
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Final, TextIO
 
 from sluice_operator.cli.chat.completion import ChatClient, ChatRefusedError, Message
+from sluice_operator.cli.chat.word_wrap import WordWrap
 from sluice_operator.kube.connection import Connection
 from sluice_operator.kube.errors import OperatorError
 
@@ -143,6 +145,7 @@ class Conversation:
             OperatorError: see `ChatClient.answer`; what had arrived is printed.
         """
         question = {"role": "user", "content": prompt}
+        wrap = WordWrap(shutil.get_terminal_size().columns)
         answer, tokens = "", None
         begun = first = last = self._clock()
         is_cut, messages = False, [*self._messages, question]
@@ -154,9 +157,9 @@ class Conversation:
                     first = last if first == begun else first
                 tokens = piece.tokens if piece.tokens is not None else tokens
                 answer += piece.text
-                self._show(piece.reasoning, is_answer=False)
-                self._show(piece.text)
-        self._show("" if answer.endswith("\n") else "\n")
+                self._show(piece.reasoning, wrap, is_answer=False)
+                self._show(piece.text, wrap)
+        self._show("" if answer.endswith("\n") else "\n", wrap)
         if is_cut:
             text = f"cut after {self._max_tokens} tokens; --max-tokens allows more"
             print(_dim(text) if self._err.isatty() else text, file=self._err)
@@ -166,11 +169,12 @@ class Conversation:
             text = f"TTFT {1000 * (first - begun):.0f} ms{speed}, {tokens} tokens"
             print(_dim(text), file=self._err)
 
-    def _show(self, text: str, *, is_answer: bool = True) -> None:
-        """Prints an answer's text; on a terminal also reasoning, and nothing that moves a
-        cursor."""
+    def _show(self, text: str, wrap: WordWrap, *, is_answer: bool = True) -> None:
+        """Prints an answer's text; on a terminal also reasoning, broken between words, and
+        no character of it that moves a cursor."""
         if self._out.isatty():
             text = "".join(sign for sign in text if sign.isprintable() or sign in "\n\t")
+            text = wrap.chunk(text)
             text = text if is_answer or not text else _dim(text)
         elif not is_answer:
             return

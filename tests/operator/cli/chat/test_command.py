@@ -268,6 +268,16 @@ def test_a_conversation_remembers_until_it_is_cleared(proxy: Proxy) -> None:
 
 
 @pytest.mark.process
+def test_a_terminal_shows_whole_words(proxy: Proxy) -> None:
+    proxy.events = [delta("many " * 15), delta("peo"), delta("ple.")]
+    with in_terminal("chat", "chat", "-n", "shop", "Who?") as (process, terminal):
+        shown = terminal.until(b"ple.")
+        terminal.rest()
+        assert process.wait() == 0
+    assert shown.endswith(b"many peop\x1b[4D\x1b[K\r\npeople.")
+
+
+@pytest.mark.process
 def test_ctrl_c_ends_an_answer_and_not_the_conversation(proxy: Proxy) -> None:
     proxy.holds = True
     proxy.events = [delta("Hi\x1b[2J "), delta(reasoning="Hm."), delta("Bob.")]
