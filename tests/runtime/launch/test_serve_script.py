@@ -46,7 +46,7 @@ def refusal(
         ({"port": "x"}, '--port: "x" is not allowed; allowed: a number from 0 to 65535'),
         (
             {"port": "99999"},
-            "server.port: 99999 is not allowed; allowed: a whole number from 1 to 65535",
+            "server.port: 99999 is not allowed; allowed: a whole number from 0 to 65535",
         ),
         ({"settings": '{"chunkSizes": 3}'}, "chunkSizes: unknown field; did you mean chunkSize?"),
         (

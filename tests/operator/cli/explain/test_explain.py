@@ -169,13 +169,13 @@ def test_pools_land_on_the_nodes_of_a_file_and_equal_ones_are_simulated_once(
     text = capsys.readouterr().out
     assert "Pool prefill: each engine on 1 x NVIDIA-H100-80GB-HBM3" in text
     assert "SmallestOfSeveral: The pool can land on" in text
-    assert "near it" not in text
+    assert "write one of" not in text
     assert len(simulator.asked) == 2
     run(["-f", file, "--accelerator", A100], simulator)
     assert len(simulator.asked) == 3, "both pools are alike now"
-    assert "near it" not in capsys.readouterr().out
+    assert "write one of" not in capsys.readouterr().out
     run(["-f", file, "--accelerator", "H100"], simulator)
-    assert f"near it: {H100}" in capsys.readouterr().out
+    assert f"write one of {H100}" in capsys.readouterr().out
 
 
 def test_a_model_of_a_hub_is_explained_as_if_it_were_resolved(
