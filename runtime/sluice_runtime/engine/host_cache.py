@@ -12,7 +12,6 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import logging
-import mmap
 import os
 import tempfile
 import time
@@ -40,9 +39,8 @@ IDLE_SECONDS: Final = 0.005
 """Time that a step without rows waits for a copy to end. New requests wait for such a step."""
 
 FILE: Final = "host-cache"
-TOUCHED_AHEAD_BYTES: Final = 256 << 20
-"""Host memory that is touched ahead of use; more than a long prompt evicts. The first write to a
-memory page takes several times as long as later writes."""
+TOUCHED_BYTES: Final = 64 << 20
+"""Host memory that one call touches, between which the cache can be closed."""
 _MADV_POPULATE_WRITE: Final = 23
 """Advice MADV_POPULATE_WRITE of madvise, since Linux 5.14. It changes no content."""
 
@@ -137,8 +135,9 @@ class HostCache:
         self._jobs: list[Future[HostCopied]] = []
         self._saved: torch.cuda.Event | None = None
         """Event of the last copies out, on a GPU; None before the first and on a CPU."""
-        self._touched_bytes = self._memory.numel() if on_gpu else 0
-        self._touch(0)
+        self._closed = False
+        if not on_gpu:
+            self._spiller.submit(self._touch)
 
     def over(self, runner: StepLauncher) -> HostCacheRunner:
         """A runner whose steps also begin the copies of their batch."""
@@ -165,6 +164,7 @@ class HostCache:
 
     def close(self) -> None:
         """Waits for the running copies."""
+        self._closed = True
         for thread in (self._loader, self._spiller):
             thread.shutdown(wait=True, cancel_futures=True)
         if self._disk is not None:
@@ -201,17 +201,16 @@ class HostCache:
             done: Future[HostCopied] = Future()
             done.set_result(saved(step, pairs))
             self._jobs.append(done)
-            self._touch(max(at + size for at, _, size in moves))
 
-    def _touch(self, used_bytes: int) -> None:
-        """Touches memory after the used part, in another thread. Slots are used in order."""
-        first = max(self._touched_bytes, used_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        end = min(self._memory.numel(), used_bytes + TOUCHED_AHEAD_BYTES)
-        if first < end:
-            self._touched_bytes = end
-            at = ctypes.c_void_p(self._memory.data_ptr() + first)
-            size, advice = ctypes.c_size_t(end - first), _MADV_POPULATE_WRITE
-            self._spiller.submit(ctypes.CDLL(None).madvise, at, size, advice)
+    def _touch(self) -> None:
+        """Touches all memory, since the first write to a memory page takes several times as long as
+        later writes."""
+        advise, end = ctypes.CDLL(None).madvise, self._memory.numel()
+        for first in range(0, end, TOUCHED_BYTES):
+            if self._closed:
+                return
+            at, size = self._memory.data_ptr() + first, min(TOUCHED_BYTES, end - first)
+            advise(ctypes.c_void_p(at), ctypes.c_size_t(size), _MADV_POPULATE_WRITE)
 
     def _load(self, step: int, pairs: Sequence[Pair]) -> HostCopied:
         began = time.perf_counter()
