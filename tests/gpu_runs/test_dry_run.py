@@ -97,7 +97,7 @@ def test_a_dry_run_fails_where_too_much_would_be_carried(
 
 def made(*words: str) -> subprocess.CompletedProcess[str]:
     """What make would run."""
-    command = ["make", "--dry-run", *words]
+    command = ["make", "--no-print-directory", "--dry-run", *words]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 

@@ -89,7 +89,7 @@ async def test_queued_work_becomes_engines_and_is_told(
         INFERENCE_SERVICE, namespace, lambda all_: "scaling" in all_["chat"]["status"]
     )
     status = found["chat"]["status"]
-    assert status["scaling"].keys() == {"reason", "message", "time"}
+    assert status["scaling"].keys() == {"reason", "message", "start", "time"}
     assert "replicas" not in found["chat"]["spec"]
     events = await cluster.until(
         EVENT,

@@ -22,12 +22,14 @@ def user(plane: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch) -> s
     return name
 
 
-async def refusal(capsys: pytest.CaptureFixture[str], namespace: str, *words: str) -> str:
-    """What the command says when it fails."""
-    status = await asyncio.to_thread(main, ["chat", "chat", "-n", namespace, *words, "hi"])
-    said = capsys.readouterr()
-    assert (status, said.out) == (1, "")
-    return said.err
+async def refusal(
+    capsys: pytest.CaptureFixture[str], status: int, namespace: str, *words: str
+) -> str:
+    """The command's message when it fails with this exit status."""
+    ended = await asyncio.to_thread(main, ["chat", "chat", "-n", namespace, *words, "hi"])
+    written = capsys.readouterr()
+    assert (ended, written.out) == (status, "")
+    return written.err
 
 
 async def test_the_role_edit_may_chat_and_less_is_named(
@@ -36,7 +38,7 @@ async def test_the_role_edit_may_chat_and_less_is_named(
     await bind(cluster, namespace, user, "ClusterRole", "view")
     for words, verb in ((), "get"), (("-m", "tiny"), "create"):
         rule = f'{{apiGroups: [""], resources: [services/proxy], verbs: [{verb}]}}'
-        said = await refusal(capsys, namespace, *words)
+        said = await refusal(capsys, 2, namespace, *words)
         assert said == (
             f"sluice chat: no right to {verb} services/proxy in namespace {namespace}; "
             f"a Role needs the rule {rule}\n"
@@ -44,4 +46,4 @@ async def test_the_role_edit_may_chat_and_less_is_named(
     await bind(cluster, namespace, user, "ClusterRole", "edit")
     gone = f"sluice chat: InferenceService chat is not in namespace {namespace}; `kubectl get"
     for words in (), ("-m", "tiny"):
-        assert (await refusal(capsys, namespace, *words)).startswith(gone)
+        assert (await refusal(capsys, 1, namespace, *words)).startswith(gone)
