@@ -22,6 +22,10 @@ from sluice_kernels.triton.cubins import (
 )
 
 LIBRARY: Final = "libcuda.so.1"
+SHARED_BYTES_UNASKED: Final = 48 << 10
+"""Most dynamic shared memory of a launch whose function was not allowed more."""
+MAX_DYNAMIC_SHARED_SIZE_BYTES: Final = 8
+"""Attribute of a function, by the driver's number: `CUfunction_attribute` in cuda.h."""
 
 
 class CudaDriverError(RuntimeError):
@@ -41,6 +45,9 @@ class CudaDriver:
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cuModuleLoadData", ctypes.byref(module), cubin.code)
         self._call("cuModuleGetFunction", ctypes.byref(function), module, kernel.encode())
+        if cubin.shared_bytes > SHARED_BYTES_UNASKED:
+            attribute = MAX_DYNAMIC_SHARED_SIZE_BYTES
+            self._call("cuFuncSetAttribute", function, attribute, cubin.shared_bytes)
         return function
 
     def launch(self, function: ctypes.c_void_p, call: Call, shared_bytes: int, stream: int) -> None:

@@ -33,12 +33,13 @@ STREAM = 0xBEEF
 
 
 class Library:
-    """Four functions of the driver's library."""
+    """Functions of the driver's library."""
 
     def __init__(self, fails: str = "") -> None:
         self.fails = fails
         self.loaded: list[bytes] = []
         self.launches: list[dict[str, Any]] = []
+        self.attributes: list[tuple[int | None, int, int]] = []
 
     def cuModuleLoadData(self, module: Any, code: bytes) -> int:
         self.loaded.append(code)
@@ -48,6 +49,10 @@ class Library:
     def cuModuleGetFunction(self, function: Any, module: ctypes.c_void_p, name: bytes) -> int:
         assert module.value == 0x1000 + len(self.loaded)
         function._obj.value = 0x2000 + len(self.loaded)
+        return 0
+
+    def cuFuncSetAttribute(self, function: ctypes.c_void_p, attribute: int, value: int) -> int:
+        self.attributes.append((function.value, attribute, value))
         return 0
 
     def cuLaunchKernel(self, function: ctypes.c_void_p, *rest: Any) -> int:
@@ -95,6 +100,16 @@ def test_a_launch_hands_over_grid_stream_and_parameters(
     assert library.read[:6] == addresses
     assert library.read[6] & 0xFFFFFFFF == call.arguments["vocabulary"]
     assert library.read[8:] == [0, 0], "scratch memory"
+
+
+@pytest.mark.parametrize(("shared_bytes", "asks"), [(48 << 10, False), ((48 << 10) + 8, True)])
+def test_more_shared_memory_than_every_launch_may_have_is_asked_for(
+    shared_bytes: int, asks: bool
+) -> None:
+    """Of 48 KiB, beyond which a launch is refused without it: CUDA C++ Programming Guide."""
+    library = Library()
+    function = CudaDriver(library).load(Cubin(b"code", shared_bytes), "kernel")
+    assert library.attributes == ([(function.value, 8, shared_bytes)] if asks else [])
 
 
 def test_a_program_is_compiled_and_loaded_once_and_another_one_for_another_type(
