@@ -217,7 +217,9 @@ def _run_in_role(
         return loop.run(lambda: bool(ends.stops))
 
 
-def _late_graphs(config: ResolvedConfig, engine: Engine) -> LateGraphs:
+def _late_graphs(config: ResolvedConfig, engine: Engine) -> LateGraphs | None:
+    if not engine.runner.missing_graphs:
+        return None
     return LateGraphs(engine.runner, latency_promised=config.slo is not None)
 
 

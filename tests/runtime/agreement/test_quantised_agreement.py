@@ -30,7 +30,7 @@ OTHERS = [
     *((Case(chunk_size=16), scheme) for scheme in SCHEMES if scheme not in QUICK),
     (Case("llama", backend="torch"), "awq"),
     (Case("qwen2"), "gptq"),
-    (Case("qwen3_moe", chunk_size=16), "awq"),
+    (Case("qwen3_moe", chunk_size=16), "awq-narrow"),
     (Case("qwen3_moe", chunk_size=16), "fp8-blocks"),
     (Case("qwen3_moe", chunk_size=16), "compressed-channel"),
     # Blocks that reach over two of the matrices which the checkpoint joins.
