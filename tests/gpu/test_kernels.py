@@ -151,6 +151,6 @@ def on_gpu(matrix: PackedMatrix) -> PackedMatrix:
 
 
 def assert_near(found: torch.Tensor, wanted: torch.Tensor) -> None:
-    """As far as the numbers of the type are apart, over the whole result."""
+    """The largest difference is that of neighbouring numbers of the type, over the whole result."""
     error = (found.float() - wanted.float()).norm() / wanted.float().norm()
     assert error < (1e-2 if found.dtype != torch.float32 else 1e-5), error

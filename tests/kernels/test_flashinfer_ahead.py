@@ -190,7 +190,7 @@ def test_a_build_shows_the_cpu_time_of_the_compilers(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On a busy machine seconds say little."""
+    """Seconds say little on a busy machine."""
     used = iter([(10.0, 1.0), (40.0, 3.0)])  # seconds in programs and in the kernel
     usage = SimpleNamespace(
         RUSAGE_CHILDREN=resource.RUSAGE_CHILDREN,

@@ -106,7 +106,7 @@ def test_a_launch_hands_over_grid_stream_and_parameters(
 def test_more_shared_memory_than_every_launch_may_have_is_asked_for(
     shared_bytes: int, asks: bool
 ) -> None:
-    """Of 48 KiB, beyond which a launch is refused without it: CUDA C++ Programming Guide."""
+    """A launch may have 48 KiB without asking: CUDA C++ Programming Guide."""
     library = Library()
     function = CudaDriver(library).load(Cubin(b"code", shared_bytes), "kernel")
     assert library.attributes == ([(function.value, 8, shared_bytes)] if asks else [])

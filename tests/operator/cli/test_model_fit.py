@@ -97,7 +97,7 @@ def test_a_model_that_does_not_fit_is_an_error_of_plan_and_explain(
 def test_packed_weights_fit(
     uri: str, product: str, count: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By the name, and by the config.json of the same model."""
+    """The name says the same as the config.json of the same model."""
     file = spec_file(tmp_path, service(uri, count, product=product))
     assert main(["plan", "-f", file]) == 0
     explain(["-f", file], asked)

@@ -98,7 +98,7 @@ def test_packed_weights_answer_as_their_numbers_do(
 
 
 def packed_bytes(folder: Path) -> int:
-    """Of all packed matrices that the loaded model reaches."""
+    """Bytes of all packed matrices that the loaded model reaches."""
     decoder = load.load_model(resolve(str(folder)), "float32", 0, "torch")
     return sum(part.nbytes for matrix in reached(decoder, PackedMatrix) for part in matrix.parts)
 

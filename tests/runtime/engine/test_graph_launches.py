@@ -86,7 +86,7 @@ class OneKernel(TorchStep):
 def grouped_experts(
     weights: ExpertsWeights, activation: Activation, multiply: Multiply = linear
 ) -> SortedExperts:
-    """As on Hopper: one call for all experts."""
+    """One call computes all experts, as on Hopper."""
     parts = weights.experts
     gate_up, down = zip(*(part.biases for part in parts), strict=True)
     return SortedExperts(
