@@ -37,16 +37,12 @@ from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.model.families.registry import spec_from
 from sluice_runtime.model.layer_tensors import Placement, Reader
 from sluice_runtime.model.load import build_decoder
-from sluice_runtime.model.quantisation_config import format_from
 from sluice_runtime.model.shard import TensorPart
 from sluice_runtime.model.spec import ModelSpec
 from sluice_runtime.parallel.group import Solo
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-
-from tests.published_configs import CONFIGS
-from tests.runtime.model.quantised_checkpoints import awq
 
 # Tensors without values make torch import what transformers imports too: seconds, for one worker.
 pytestmark = pytest.mark.xdist_group("transformers")
@@ -308,59 +304,6 @@ def refusal(asked: PoolQuestion) -> str | None:
     assert tokens >= asked.context_tokens
     assert tokens * asked.model.token <= asked.device.available - asked.reserved
     return None
-
-
-def test_a_refusal_says_that_quantised_weights_are_held_in_the_engines_type() -> None:
-    asked = question("Qwen3-32B", "NVIDIA-L4", 24, 1)
-    spec = replace(asked.model.spec, quantised=format_from({"quantization_config": awq(128)}))
-    line = refusal(replace(asked, model=replace(asked.model, spec=spec)))
-    assert (line or "").startswith(
-        "model weights, dequantised from AWQ, 4 bits, groups of 128, want 6"
-    )
-
-
-PACKED_FITS = {
-    "openai/gpt-oss-20b": ("L4", 24, 1, 12.8),
-    "openai/gpt-oss-120b": ("H100", 80, 1, 60.8),
-    "RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic": ("H200", 141, 1, 67.7),
-    "casperhansen/llama-3.3-70b-instruct-awq": ("H100", 80, 1, 37.3),
-    "Qwen/Qwen3-30B-A3B-FP8": ("L40S", 48, 1, 29.9),
-    "Qwen/Qwen2.5-72B-Instruct-GPTQ-Int4": ("H100", 80, 1, 39.0),
-}
-"""The smallest of usual GPUs, how many of them, and GiB of packed weights."""
-
-
-def packed_question(repository: str, product: str, gib: float, ranks: int) -> PoolQuestion:
-    asked = question("Llama-3-70B", product, gib, ranks)
-    model = ModelBytes(spec_from(CONFIGS[repository]), 2, ranks, packed=True)
-    device = replace(asked.device, available=asked.device.total - CUDA_MIB * MIB - model.weights)
-    step = model.step(step_tokens(asked.config), asked.config.max_running_requests)
-    return replace(asked, model=model, device=device, step=step)
-
-
-@pytest.mark.parametrize("repository", CONFIGS)
-def test_packed_weights_fit_where_dequantised_ones_do_not(repository: str) -> None:
-    product, gib, ranks, weights = PACKED_FITS[repository]
-    asked = packed_question(repository, product, gib, ranks)
-    assert asked.model.weights / 2**30 == pytest.approx(weights, abs=0.1)
-    assert refusal(asked) is None
-    dequantised = replace(asked, model=replace(asked.model, packed=False))
-    assert "dequantised from" in (refusal(dequantised) or "")
-
-
-def test_two_h100_hold_llama_70b_in_fp8() -> None:
-    repository = "RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic"
-    assert refusal(packed_question(repository, "H100", 80, 2)) is None
-    line = refusal(packed_question(repository, "H100", 80, 1)) or ""
-    assert line.startswith("model weights, packed as FP8, want 693")
-    assert "raise tensorParallelSize (accelerator.count) to 2" in line
-
-
-def test_more_ranks_are_recommended_only_where_groups_stay_whole() -> None:
-    """gpt-oss has 2,880 inputs in groups of 32, of which four ranks would cut one."""
-    model = ModelBytes(spec_from(CONFIGS["openai/gpt-oss-120b"]), 2, packed=True)
-    assert [wider.ranks for wider in model.wider()] == [2]
-    assert [wider.ranks for wider in replace(model, packed=False).wider()] == [2, 4, 8]
 
 
 @pytest.mark.parametrize(("name", "ranks"), divided(set(MODELS) - {TOLD_IN_TWO_STEPS}))
