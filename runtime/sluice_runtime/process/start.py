@@ -53,8 +53,9 @@ class StartWatch:
         self._phases: dict[str, float] = {}
 
     def ended(self, phase: Phase, at: float | None = None) -> None:
-        """Records the end of a phase, at `at` or now."""
-        now = self._clock() if at is None else at
+        """Records the end of a phase, at `at` or now; `at` may be a little before the phase began,
+        as `process_began` rounds down."""
+        now = max(self._last, self._clock() if at is None else at)
         self._phases[phase] = self._phases.get(phase, 0.0) + now - self._last
         self._last = now
 

@@ -24,6 +24,15 @@ def test_the_phases_add_up_to_the_whole_start() -> None:
     assert str(watch) == "10.0 s: device 5.5 s, imports 3.0 s, launch 1.0 s, weights 0.5 s"
 
 
+def test_a_phase_takes_no_less_than_no_time() -> None:
+    """The kernel says when a process began in whole hundredths of a second, rounded down: perhaps
+    before the launcher's start, which has a finer clock."""
+    watch = StartWatch(10.004, lambda: 12.0)
+    watch.ended("launch", 10.0)
+    watch.ended("imports")
+    assert watch.phases == {"launch": 0.0, "imports": 1.996}
+
+
 def test_a_process_knows_when_it_began() -> None:
     code = "from sluice_runtime.process.start import process_began; print(process_began())"
     before = time.monotonic()
