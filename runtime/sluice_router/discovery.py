@@ -5,9 +5,9 @@ server is away or refuses, the last known engines stay, and requests are served.
 several slices (address families, slices being rewritten); `endpoints_of` names it once.
 
 `LoadPoller` asks every engine about once a second. An engine that cannot be connected to gets no
-requests until it can be. A report that does not arrive, or cannot be read, changes nothing: the
-last one becomes stale and the engine counts as average. An engine may be newer than this router:
-unknown keys of its report are ignored.
+requests until it can be. Where a report does not arrive or cannot be read, the last one becomes
+stale and the engine counts as average; a ready engine without reports is logged once. An engine may
+be newer than this router: unknown keys of its report are ignored.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ AWAY: Final = (aiohttp.ClientError, OSError, msgspec.DecodeError)
 read."""
 SERVICE_NAME_LABEL: Final = "kubernetes.io/service-name"
 _PREFERENCE: Final = {Phase.READY: 0, Phase.TERMINATING: 1, Phase.UNREADY: 2}
+WARNED_POLLS: Final = 3
+"""Polls in a row without a report after which the log warns of a ready engine."""
 _REPORT_BYTES = 1 << 20
 """Most bytes of a load report: it has hundreds of adapters, and why each could not be loaded."""
 Manifest = Mapping[str, Any]
@@ -180,6 +182,8 @@ class LoadPoller:
         self._headers = {ROUTER_HEADER: name}
         self._settings = settings
         self._jitter = jitter
+        self._missed: dict[str, int] = {}
+        """Engine's key → polls in a row that a ready engine answered without a report."""
 
     async def run(self) -> None:
         """Poll for ever; replicas of the router drift apart by jitter."""
@@ -192,6 +196,8 @@ class LoadPoller:
         async with asyncio.TaskGroup() as group:
             for engine in self._fleet.engines():
                 group.create_task(self._poll(engine))
+        there = {engine.key for engine in self._fleet.engines()}
+        self._missed = {key: polls for key, polls in self._missed.items() if key in there}
         if self._polled is not None:
             self._polled()
 
@@ -203,9 +209,18 @@ class LoadPoller:
             load_logger.debug("%s cannot be reached: %r", engine.endpoint.name, error)
             self._fleet.unreachable(engine.key)
         except (aiohttp.ClientError, OSError, ValidationError) as error:
-            load_logger.debug("no load report from %s: %r", engine.endpoint.name, error)
+            self._missing(engine, error)
         else:
+            self._missed.pop(engine.key, None)
             self._fleet.report(engine.key, report, own_inflight)
+
+    def _missing(self, engine: EngineState, error: Exception) -> None:
+        if isinstance(error, aiohttp.ClientResponseError | ValidationError):
+            self._fleet.reached(engine.key)
+        polls = self._missed.get(engine.key, 0) + (engine.endpoint.phase is Phase.READY)
+        self._missed[engine.key] = polls
+        level = logging.WARNING if polls == WARNED_POLLS else logging.DEBUG
+        load_logger.log(level, "no load report from %s: %r", engine.endpoint.name, error)
 
     async def _ask(self, engine: EngineState) -> LoadReport:
         limit = self._settings.timeout_seconds

@@ -299,8 +299,13 @@ class Fleet:
             self._wake()
 
     def unreachable(self, key: str) -> None:
-        """The engine could not be connected to: no requests until a report arrives."""
+        """The engine could not be connected to: no requests until it answers."""
         self._update(key, unreachable=True)
+
+    def reached(self, key: str) -> None:
+        """The engine answered, though without a report: it may get requests again."""
+        if self._update(key, unreachable=False):
+            self._wake()
 
     def failed(self, key: str) -> None:
         """An attempt failed: no requests for a moment."""

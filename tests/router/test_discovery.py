@@ -23,6 +23,7 @@ from sluice_contract.config.router import Discovery, LoadFollowing
 from sluice_contract.wire.load import LoadReport
 from sluice_router.attempts import open_session
 from sluice_router.discovery import (
+    WARNED_POLLS,
     LoadPoller,
     SliceFollower,
     endpoints_of,
@@ -357,7 +358,7 @@ async def polled(answer: web.Response | None) -> AsyncIterator[tuple[Fleet, Load
         if answer is None:
             await asyncio.Event().wait()
             raise AssertionError
-        return answer
+        return web.Response(status=answer.status, body=answer.body, headers=answer.headers)
 
     app = web.Application()
     app.router.add_get("/load", handle)
@@ -446,3 +447,17 @@ async def test_a_bad_or_missing_report_changes_nothing(answer: web.Response | No
         before = fleet.engines()
         await poller.poll_all()
         assert fleet.engines() == before
+
+
+async def test_an_engine_that_can_be_connected_to_again_gets_requests_though_it_reports_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its log has why; the router's warns of it once."""
+    async with polled(web.Response(status=500)) as (fleet, poller):
+        fleet.unreachable(fleet.engines()[0].key)
+        for _ in range(2 * WARNED_POLLS):
+            await poller.poll_all()
+        assert condition(fleet.engines()[0], 0.0) == "ready"
+    (warned,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert "no load report from a: ClientResponseError" in warned
+    assert "500" in warned
