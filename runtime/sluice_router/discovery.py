@@ -15,13 +15,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import aiohttp
 import msgspec
 from pydantic import ValidationError
-from sluice_contract.cluster.labels import Role
+from sluice_contract.cluster.labels import (
+    ALL_REVISIONS,
+    CANARY,
+    CanaryShare,
+    Role,
+    canary_share,
+)
 from sluice_contract.cluster.list_watch import ListWatch
 from sluice_contract.config.router import Discovery, LoadFollowing
 from sluice_contract.wire.load import ROUTER_HEADER, LoadReport, router_name
@@ -111,7 +117,11 @@ class SliceFollower:
                 logger.info("engine %s at %s: %s", endpoint.name, endpoint.url, endpoint.phase)
         for gone in _gone(before, endpoints):
             logger.info("engine %s at %s: gone", gone.name, gone.url)
-        self._fleet.replace_endpoints(endpoints)
+        canary = canary_of(self._slices.values(), service, self._discovery.roles)
+        if canary != self._fleet.canary:
+            shares = ", ".join(f"pool {role}: {share.label}" for role, share in canary.items())
+            logger.info("canary: %s", shares or "none")
+        self._fleet.replace_endpoints(endpoints, canary)
 
 
 def _gone(before: set[Endpoint], after: tuple[Endpoint, ...]) -> set[Endpoint]:
@@ -126,6 +136,30 @@ def endpoints_of(slices: Iterable[Manifest], service: str, port_name: str) -> tu
     for endpoint in sorted(endpoints, key=lambda e: (_PREFERENCE[e.phase], "[" in e.url, e.url)):
         by_name.setdefault(endpoint.name, endpoint)
     return tuple(sorted(by_name.values(), key=lambda e: e.name))
+
+
+def canary_of(
+    slices: Iterable[Manifest], service: str, roles: Iterable[Role]
+) -> dict[Role, CanaryShare]:
+    """The share of a new revision by pool; empty where no slice states one. Of the slices of a pool
+    the smallest share counts; a pool that states none has a share of 0 percent."""
+    stated: dict[Role, list[CanaryShare | None]] = {role: [] for role in roles}
+    for slice_ in slices:
+        role = _role_of(slice_, service)
+        if role in stated:
+            stated[role].append(canary_share(slice_["metadata"]["labels"].get(CANARY, "")))
+    if not any(any(shares) for shares in stated.values()):
+        return {}
+    return {role: _smallest(shares) for role, shares in stated.items()}
+
+
+def _smallest(stated: Collection[CanaryShare | None]) -> CanaryShare:
+    """The smallest share that slices of one pool state, while a change is on its way to them."""
+    shares = [share for share in stated if share is not None]
+    if not shares:
+        return CanaryShare(ALL_REVISIONS, 0)
+    smallest = min(shares, key=lambda share: (share.percent, share.revision))
+    return smallest if len(shares) == len(stated) else CanaryShare(smallest.revision, 0)
 
 
 def _endpoints_in(slice_: Manifest, service: str, port_name: str) -> Iterator[Endpoint]:

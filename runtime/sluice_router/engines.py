@@ -16,13 +16,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
-from sluice_contract.cluster.labels import Role
+from sluice_contract.cluster.labels import CanaryShare, Role
 from sluice_contract.config.kv_transfer import KvFingerprint
 from sluice_contract.wire.load import EngineCondition, LoadReport
 
@@ -274,13 +274,19 @@ class Fleet:
         self._changed = asyncio.Event()
         self.discovered = False
         """Whether the list of engines was ever read."""
+        self.canary: Mapping[Role, CanaryShare] = {}
+        """Share of a new revision, by pool, all of them; empty without a canary."""
 
     def engines(self) -> tuple[EngineState, ...]:
         """All engines, in order of discovery."""
         return tuple(self._states.values())
 
-    def replace_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
-        """Set the list of engines; what is known about those that stay is kept."""
+    def replace_endpoints(
+        self, endpoints: Iterable[Endpoint], canary: Mapping[Role, CanaryShare] | None = None
+    ) -> None:
+        """Set the list of engines, and the canary; what is known about engines that stay is
+        kept."""
+        self.canary = canary or {}
         self._states = {
             endpoint.key: replace(self._known(endpoint), endpoint=endpoint)
             for endpoint in endpoints

@@ -13,13 +13,14 @@ adapter go to engines that report it. Every other answer is passed on.
 After two failed attempts that the request may have caused, there is no third. Before an answer has
 begun, retries come out of a budget that all requests share, and after 429 they go only to engines
 whose last report says that they have capacity. A queue that is full for one tenant is the answer.
-A request that an engine has handed back is no retry, and no failure.
+A request that an engine has handed back is no retry, and no failure. During a canary, a retry goes
+to the former revision.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
@@ -30,6 +31,7 @@ from sluice_contract.cluster.labels import Role
 from sluice_contract.config.router import Upstream
 from sluice_contract.http_heads import REQUEST_ID_HEADER
 
+from sluice_router import canary
 from sluice_router.attempts import Call, Reply, Sender
 from sluice_router.engines import Clock, EngineState, Fleet, has_capacity, with_adapter
 from sluice_router.errors import (
@@ -65,6 +67,9 @@ MAY_BE_THE_REQUEST: Final[frozenset[RetryReason]] = frozenset(
     {"broken", "uncompiled", "out_of_memory", "prefill", "slow_client"}
 )
 """Failures that the request, or its client, may have caused."""
+NO_REVISION_KNOWN: Final = TargetChoice(
+    None, "NoneReady", "during a canary: no engine has reported its revision yet"
+)
 MAX_SUCH_FAILURES: Final = 2
 """Number of such failures after which a request is not retried: it is unlikely that every engine is
 at fault."""
@@ -326,13 +331,29 @@ class Dispatcher:
         full = set[str]()
         if history.queue_is_full and not _has_begun(call):
             full.update(engine.key for engine in engines if not has_capacity(engine))
-        for excluded in history.exclusions():
-            choice = self._choose(
-                engines, now, excluded | full, generates=generates, affinity=call.affinity
-            )
-            if choice.target is not None:
-                break
+        choice = NO_REVISION_KNOWN
+        for group in self._groups(call, history, engines):
+            for excluded in history.exclusions():
+                choice = self._choose(
+                    group, now, excluded | full, generates=generates, affinity=call.affinity
+                )
+                if choice.target is not None:
+                    return choice
         return choice
+
+    def _groups(
+        self, call: Call, history: RequestHistory, engines: tuple[EngineState, ...]
+    ) -> Sequence[Sequence[EngineState]]:
+        """Engines that may be asked, in groups of which the first with a usable engine is used: all
+        in one, or during a canary one of each revision."""
+        shares = self._fleet.canary
+        if not shares or not engines:
+            return (engines,)
+        if history.failure is not None and not history.is_handed_back:
+            return canary.in_order(shares, engines, None)
+        if history.key is None:
+            history.key = canary.key_of(call)
+        return canary.in_order(shares, engines, history.key)
 
 
 def _has_begun(call: Call) -> bool:
@@ -361,6 +382,8 @@ class RequestHistory:
     """Errors of engines with a full queue."""
     caused: int = 0
     """Failures that the request may have caused."""
+    key: bytes | None = None
+    """The call's key in a canary, once it is computed."""
 
     def add(self, target: Target, failure: AttemptFailedError) -> None:
         """Record one more failed attempt.

@@ -25,6 +25,7 @@ from sluice_contract.wire.load import LoadReport
 from sluice_contract.wire.private_calls import HAND_BACK_PATH, MAX_HAND_BACK
 
 from sluice_router.attempts import EngineCalls
+from sluice_router.canary import by_revision
 from sluice_router.engines import Clock, EngineState, Fleet, condition
 from sluice_router.targets import Target
 
@@ -275,10 +276,13 @@ class HandBacks:
         self._not_before = {key: at for key, at in self._not_before.items() if key in known}
         not_asked = {key for key, at in self._not_before.items() if not _reported(known[key], at)}
         look = Look(now, self.stale_seconds, self.interval_seconds, self.draw)
-        not_asked |= self._running.keys()
-        for call in plan_hand_backs(engines, self.requests, look, not_asked):
-            self._not_before[call.queue.key] = now
-            self._running[call.queue.key] = asyncio.create_task(self._ask(call))
+        shares = self.fleet.canary
+        # A request does not move to an engine of the other revision.
+        for group in by_revision(shares, engines) if shares else (engines,):
+            not_asked |= self._running.keys()
+            for call in plan_hand_backs(group, self.requests, look, not_asked):
+                self._not_before[call.queue.key] = now
+                self._running[call.queue.key] = asyncio.create_task(self._ask(call))
 
     async def aclose(self) -> None:
         """Ends the calls."""

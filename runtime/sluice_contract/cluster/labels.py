@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 GROUP: Final = "serving.sluice.dev"
 VERSION: Final = "v1alpha1"
@@ -27,6 +28,10 @@ SERVICE: Final = f"{GROUP}/service"
 FETCHES: Final = f"{GROUP}/fetches"
 """`true` on pods that download a model, and may therefore reach its hub."""
 
+CANARY: Final = f"{GROUP}/canary"
+"""Share of a canary, written as `CanaryShare.label`, on a pool's Service; Kubernetes copies it to
+the EndpointSlices."""
+
 PART_OF_SLUICE: Final = "sluice"
 MANAGED_BY_OPERATOR: Final = "sluice-operator"
 FIELD_MANAGER: Final = "sluice-operator"
@@ -43,3 +48,28 @@ class Role(StrEnum):
 ROUTER_ROLE: Final = "router"
 FETCH_ROLE: Final = "fetch"
 """Role of pods that download a model."""
+
+
+class CanaryShare(NamedTuple):
+    """Share of a service's requests that goes to a new revision, as one of its pools states it."""
+
+    revision: str
+    """The pool's new revision, as its engines report it; `ALL_REVISIONS`: the pool has none."""
+    percent: int
+    """0 to 99."""
+
+    @property
+    def label(self) -> str:
+        """Value of the label `CANARY`: `REVISION.PERCENT`."""
+        return f"{self.revision}.{self.percent}"
+
+
+ALL_REVISIONS: Final = "all"
+"""In place of a revision, in a pool that a roll-out does not change: each of its engines serves the
+requests of both revisions."""
+
+
+def canary_share(label: str) -> CanaryShare | None:
+    """Share that a label `CANARY` states; None for a value that is none."""
+    parts = re.fullmatch(r"([a-z0-9]+)\.([1-9]?[0-9])", label)
+    return CanaryShare(parts[1], int(parts[2])) if parts else None

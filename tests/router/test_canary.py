@@ -1,0 +1,299 @@
+"""Canaries: who gets the new revision, who stays, and what happens while one of them is away."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+
+import aiohttp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sluice_contract.cluster.labels import (
+    ALL_REVISIONS,
+    CANARY,
+    CanaryShare,
+    Role,
+    canary_share,
+)
+from sluice_contract.http_heads import ROUTING_KEY_HEADER
+from sluice_router import hand_back
+from sluice_router.attempts import Call
+from sluice_router.byte_budget import Body, ByteBudget
+from sluice_router.canary import by_revision, goes_to_new, in_order, key_of
+from sluice_router.discovery import canary_of
+from sluice_router.engines import Endpoint, EngineState, Fleet, Phase, ReceivedReport
+from sluice_router.hand_back import HandBackCall, HandBacks, Look, Unanswered, UnansweredRequests
+from sluice_router.targets import Target, chooser
+
+from tests.examples import examples
+from tests.patience import PATIENCE_SECONDS
+from tests.router import fakes
+from tests.router.fake_kube import FakeKube, Slice, endpoint_slice, running_kube
+from tests.router.test_service import service, slice_of
+
+MIXED, PREFILL, DECODE = Role.MIXED, Role.PREFILL, Role.DECODE
+SHARES = {MIXED: CanaryShare("new", 25)}
+KEYS = [str(number).encode() for number in range(4000)]
+CHAT = "/v1/chat/completions"
+
+
+def engine(name: str, revision: str | None = "former", role: Role = MIXED) -> EngineState:
+    """An engine of a revision; None: it has not reported yet."""
+    state = EngineState(Endpoint(name, f"http://{name}", role, Phase.READY))
+    if revision is None:
+        return state
+    port = 9000 if role is PREFILL else None
+    report = fakes.load_report(role=role, revision=revision, bootstrap_port=port)
+    return replace(state, received=ReceivedReport(report, 0.0, own_inflight=0))
+
+
+def names(engines: Sequence[EngineState]) -> list[str]:
+    return [engine.endpoint.name for engine in engines]
+
+
+def test_a_label_states_a_revision_and_its_percent() -> None:
+    assert CanaryShare("1f0e", 25).label == "1f0e.25"
+    assert canary_share("1f0e.25") == CanaryShare("1f0e", 25)
+    for label in ("", "1f0e", "1f0e.100", "1f0e.-1", "1f0e.2.5", ".5", "1f0e.05"):
+        assert canary_share(label) is None, label
+
+
+@pytest.mark.parametrize("revision", ["new", "1f0e2d3c4b"])
+def test_a_quarter_of_the_keys_is_a_quarter(revision: str) -> None:
+    shares = {MIXED: CanaryShare(revision, 25)}
+    count = sum(goes_to_new(shares, key) for key in KEYS)
+    assert abs(count / len(KEYS) - 0.25) < 0.02
+
+
+@given(key=st.binary(), percents=st.tuples(st.integers(0, 99), st.integers(0, 99)))
+@examples(100)
+def test_a_share_that_grows_keeps_its_keys(key: bytes, percents: tuple[int, int]) -> None:
+    less, more = ({MIXED: CanaryShare("new", percent)} for percent in sorted(percents))
+    assert goes_to_new(more, key) or not goes_to_new(less, key)
+    assert not goes_to_new({MIXED: CanaryShare("new", 0)}, key)
+
+
+def test_another_revision_begins_with_other_keys() -> None:
+    first, second = (
+        {key for key in KEYS if goes_to_new({MIXED: CanaryShare(name, 25)}, key)}
+        for name in ("first", "second")
+    )
+    assert abs(len(first & second) / len(KEYS) - 0.0625) < 0.02
+
+
+def test_of_two_pools_the_smaller_share_counts() -> None:
+    both = {PREFILL: CanaryShare("p2", 50), DECODE: CanaryShare("d2", 5)}
+    share = sum(goes_to_new(both, key) for key in KEYS) / len(KEYS)
+    assert abs(share - 0.05) < 0.02
+
+
+def test_an_engine_before_its_first_report_serves_neither_side() -> None:
+    new, former = by_revision(SHARES, [engine("a"), engine("b", "new"), engine("c", None)])
+    assert (names(new), names(former)) == (["b"], ["a"])
+    assert in_order(SHARES, [engine("c", None)], b"key") == []
+
+
+def test_an_engine_of_a_pool_that_is_not_changed_serves_both_sides() -> None:
+    shares = {PREFILL: CanaryShare("p2", 25), DECODE: CanaryShare(ALL_REVISIONS, 25)}
+    engines = [engine("p1", "p1", PREFILL), engine("p2", "p2", PREFILL), engine("d", "d1", DECODE)]
+    new, former = by_revision(shares, engines)
+    assert (names(new), names(former)) == (["p2", "d"], ["p1", "d"])
+
+
+def is_new(state: EngineState) -> bool:
+    assert state.received is not None
+    return state.received.report.revision == "new"
+
+
+revisions = st.sampled_from(["new", "former", "older", None])
+pools = st.lists(st.tuples(st.sampled_from([PREFILL, DECODE]), revisions), max_size=8)
+
+
+@given(pools=pools, key=st.none() | st.binary(), seed=st.integers(0, 9))
+@examples(200)
+def test_a_pair_is_never_of_both_sides(
+    pools: list[tuple[Role, str | None]], key: bytes | None, seed: int
+) -> None:
+    engines = [engine(str(number), name, role) for number, (role, name) in enumerate(pools)]
+    shares = {role: CanaryShare("new", 50) for role in (PREFILL, DECODE)}
+    choose = chooser([PREFILL, DECODE], 5.0, random.Random(seed))
+    for group in in_order(shares, engines, key):
+        target = choose(group, 0.0, (), generates=True, affinity=None).target
+        if target is not None:
+            pair = [target.engine, target.prefill]
+            sides = {
+                each.received.report.revision == "new" for each in pair if each and each.received
+            }
+            assert len(sides) == 1
+
+
+def call(body: object = None, tenant: str | None = None, **headers: str) -> Call:
+    held = Body(ByteBudget(1 << 20))
+    held.content = json.dumps(body).encode() if body is not None else b""
+    return Call("POST", CHAT, {"X-Request-Id": "r1"} | headers, held, tenant=tenant)
+
+
+def turns(*texts: str, system: str = "s" * 2000) -> dict[str, object]:
+    roles = ["user", "assistant"] * len(texts)
+    messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
+    return {"messages": [{"role": "system", "content": system}, *messages]}
+
+
+def test_the_turns_of_a_chat_have_one_key_and_other_chats_another() -> None:
+    first = key_of(call(turns("hello")))
+    assert key_of(call(turns("hello", "hi", "and?"), **{"X-Request-Id": "r2"})) == first
+    long = "x" * 400_000
+    assert key_of(call(turns(long))) == key_of(call(turns(long, "hi", "and?")))
+    assert key_of(call(turns(long))) != key_of(call(turns(long + "!")))
+    assert key_of(call(turns("hello", system="other"))) != first
+    assert key_of(call(turns("hello"), tenant="t")) != first
+    assert key_of(call({"input": turns("hello")["messages"]})) == first
+
+
+def test_completions_have_the_key_of_their_session_or_of_themselves() -> None:
+    prompt = {"prompt": "a prefix that many share"}
+    assert key_of(call(prompt)) != key_of(call(prompt, **{"X-Request-Id": "r2"}))
+    session = {ROUTING_KEY_HEADER: "s"}
+    assert key_of(call(prompt, **session)) == key_of(call(turns("hello"), **session))
+    assert key_of(call(prompt, "t", **session)) != key_of(call(prompt, **session))
+    broken: list[object] = [
+        None,
+        [],
+        {"messages": 3},
+        {"messages": [3]},
+        {"messages": [{"role": "system"}]},
+    ]
+    assert len({key_of(call(body)) for body in broken}) == 1, "the request's id"
+
+
+def labelled(piece: Slice, label: str) -> Slice:
+    piece["metadata"]["labels"][CANARY] = label
+    return piece
+
+
+def test_slices_state_the_share_of_their_pool() -> None:
+    one = labelled(endpoint_slice("s1", role="prefill"), "p2.25")
+    roles = (PREFILL, DECODE)
+    unstated = CanaryShare(ALL_REVISIONS, 0)
+    assert canary_of([one], "chat", roles) == {PREFILL: ("p2", 25), DECODE: unstated}
+    behind = labelled(endpoint_slice("s2", role="prefill"), "p2.5")
+    without = endpoint_slice("s3", role="prefill")
+    assert canary_of([one, behind], "chat", [PREFILL]) == {PREFILL: ("p2", 5)}
+    assert canary_of([one, without], "chat", [PREFILL]) == {PREFILL: ("p2", 0)}
+    assert canary_of([without, endpoint_slice("s4")], "chat", roles) == {}
+
+
+@dataclass
+class Canary:
+    """A router in front of engines of two revisions, one of the former first."""
+
+    kube: FakeKube
+    router: fakes.RunningRouter
+    client: aiohttp.ClientSession
+    engines: list[fakes.FakeEngine]
+
+    async def ask(self, session: str) -> str:
+        """URL of the engine that answers."""
+        headers = {ROUTING_KEY_HEADER: session}
+        body = json.dumps(turns("hello"))
+        async with self.client.post(self.router.url + CHAT, data=body, headers=headers) as answer:
+            assert answer.status == 200, await answer.text()
+            return str((await answer.json())["engine"])
+
+    def expected(self, session: str, percent: int) -> str:
+        key = key_of(call(turns("hello"), **{ROUTING_KEY_HEADER: session}))
+        return self.engines[goes_to_new({MIXED: CanaryShare("new", percent)}, key)].url
+
+    async def asked_until(self, session: str, url: str) -> None:
+        """Asks until this engine answers, which it does once the router has followed a change."""
+        for _ in range(int(PATIENCE_SECONDS * 100)):
+            if await self.ask(session) == url:
+                return
+        raise AssertionError(f"{url} never answers")
+
+
+@asynccontextmanager
+async def canary(
+    monkeypatch: pytest.MonkeyPatch, percent: int, *new: fakes.Behaviour
+) -> AsyncIterator[Canary]:
+    async with AsyncExitStack() as stack:
+        kube = await stack.enter_async_context(running_kube())
+        client = await stack.enter_async_context(aiohttp.ClientSession())
+        engines = []
+        for number, behave in enumerate((fakes.answers_json, *(new or (fakes.answers_json,)))):
+            running = await stack.enter_async_context(fakes.running_engine(behave))
+            running.load = fakes.load_report(revision="new" if number else "former")
+            name = f"new-{number}" if number else "former"
+            kube.slices[name] = labelled(slice_of(name, running, ready=True), f"new.{percent}")
+            engines.append(running)
+        router = await stack.enter_async_context(service(kube, monkeypatch))
+        yield Canary(kube, router, client, engines)
+
+
+SESSIONS = [f"session {number}" for number in range(24)]
+
+
+async def test_each_session_gets_its_revision_and_keeps_it_while_the_share_grows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with canary(monkeypatch, 25) as running:
+        before = {session: await running.ask(session) for session in SESSIONS}
+        assert before == {session: running.expected(session, 25) for session in SESSIONS}
+        for name, each in zip(("former", "new-1"), running.engines, strict=True):
+            running.kube.put(labelled(slice_of(name, each, ready=True), "new.75"))
+        moved = next(s for s in SESSIONS if before[s] != running.expected(s, 75))
+        await running.asked_until(moved, running.engines[1].url)
+        for session in SESSIONS:
+            now = await running.ask(session)
+            assert now == running.expected(session, 75)
+            assert now == before[session] or now == running.engines[1].url
+
+
+async def test_a_revision_without_a_usable_engine_gives_its_share_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with canary(monkeypatch, 99) as running:
+        session = next(s for s in SESSIONS if running.expected(s, 99) == running.engines[1].url)
+        await running.asked_until(session, running.engines[1].url)
+        running.kube.put(labelled(slice_of("new-1", running.engines[1], ready=False), "new.99"))
+        await running.asked_until(session, running.engines[0].url)
+        gone = slice_of("former", running.engines[0], ready=False)
+        running.kube.put(labelled(gone, "new.0"))
+        running.kube.put(labelled(slice_of("new-1", running.engines[1], ready=True), "new.0"))
+        await running.asked_until(session, running.engines[1].url)
+
+
+async def test_a_retry_goes_to_the_former_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with canary(monkeypatch, 99, fakes.refuses(503), fakes.refuses(503)) as running:
+        session = next(s for s in SESSIONS if running.expected(s, 99) == running.engines[1].url)
+        assert await running.ask(session) == running.engines[0].url
+        assert sum(len(engine.calls) for engine in running.engines[1:]) == 1
+
+
+async def test_a_waiting_request_is_not_moved_to_the_other_revision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    planned = list[list[str]]()
+
+    def plan(
+        engines: Sequence[EngineState], requests: object, look: Look, not_asked: object
+    ) -> list[HandBackCall]:
+        planned.append(names(engines))
+        return []
+
+    monkeypatch.setattr(hand_back, "plan_hand_backs", plan)
+    fleet = Fleet(lambda: 0.0)
+    states = [engine("a"), engine("b", "new"), engine("c")]
+    fleet.replace_endpoints([state.endpoint for state in states], SHARES)
+    for state in states:
+        assert state.received is not None
+        fleet.report(state.key, state.received.report, own_inflight=0)
+    waiting = UnansweredRequests()
+    backs = HandBacks(fleet, waiting, None, lambda: 9.0, 5.0, 1.0, lambda: 0.0)  # type: ignore[arg-type]
+    with waiting.sent(Unanswered("r", Target(states[0]), 0.0, 0)):
+        backs.look()
+    assert planned == [["b"], ["a", "c"]]
