@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from sluice_contract.cluster.labels import ROLE, Role
+from sluice_contract.cluster.labels import CANARY, ROLE, Role
 
 from e2e.cluster.provider import Cluster
 from e2e.kubectl import Kubectl
@@ -139,6 +139,40 @@ def test_a_bad_revision_is_halted_and_undone(
     assert poll(lambda: engines(kubectl, rolled) == before, ROLLED_SECONDS)
     tally.wait_for_more(CLIENTS)
     assert tally.wrong == []
+
+
+def test_a_canary_is_promoted_and_another_one_aborted(
+    kubectl: Kubectl, rolled: Service, tally: Tally, sluice: Sluice
+) -> None:
+    """Never fewer usable engines than the two that the service has."""
+    watched, canary = Watched(kubectl, rolled), {"canary": {"steps": [25]}}
+    for chunk, decision, left in ((64, "promote", {}), (32, "abort", {"0"})):
+        before = engines(kubectl, rolled)
+        with watched.all_the_time():
+            engine = LOOKED_UP | {"chunkSize": chunk}
+            rolled.apply(chat_service(NAME, replicas=2, engine=engine, rollout=canary))
+            rolled.wait_for_reason("Progressing", "CanaryStep")
+            assert poll(partial(watched.has, {Role.MIXED: 3}), ROLLED_SECONDS), chunk
+            assert poll(lambda: shares(kubectl) == {"25"}, RECORDED_SECONDS), "slices have no label"
+            tally.wait_for_more(10 * CLIENTS)
+            assert sluice(decision)[0] == 0
+            status, printed = sluice("status", "--timeout", f"{ROLLED_SECONDS}s")
+            assert status == (decision == "abort"), printed
+            assert poll(partial(watched.has, {Role.MIXED: 2}), ROLLED_SECONDS), decision
+            assert shares(kubectl) == set(left)
+            tally.wait_for_more(CLIENTS)
+        after = engines(kubectl, rolled)
+        assert after == before if decision == "abort" else not after & before
+        assert tally.wrong == [], decision
+        assert watched.fewest >= 2, decision
+
+
+def shares(kubectl: Kubectl) -> set[str]:
+    """Percents in the labels of the service's EndpointSlices."""
+    selector = f"kubernetes.io/service-name={NAME}-mixed"
+    slices = kubectl.get("endpointslices", "-n", NAMESPACE, "-l", selector)["items"]
+    found = (item["metadata"]["labels"].get(CANARY) for item in slices)
+    return {label.rpartition(".")[2] for label in found if label}
 
 
 def test_a_prefill_pool_comes_and_goes(

@@ -154,7 +154,7 @@ OPERATOR_MUTATIONS: Final = (
     Mutation(
         "roll-out: nothing that serves is kept beside the stable revision",
         "surge",
-        "    _keep_serving(pools, shares)\n",
+        "    keep_serving(pools, shares)\n",
         "",
         ROLLOUT,
         package=ROLLOUTS,
@@ -326,5 +326,21 @@ OPERATOR_MUTATIONS: Final = (
         "any(is_gated(pod) or makes_progress(pod, since) for pod in unready)",
         ("test_deployments",),
         package="operator/conditions",
+    ),
+    Mutation(
+        "canary: former engines make way for new ones",
+        "canary",
+        "stable[pool.role]: pool.replicas}",
+        "stable[pool.role]: pool.replicas - engines}",
+        ("test_canary",),
+        package="operator/service/rollout",
+    ),
+    Mutation(
+        "canary: engines end before the verdict is recorded",
+        "canary",
+        'return replace(plan, verdict="worse")',
+        "return replace(plan, shares={})",
+        ("test_canary",),
+        package="operator/service/rollout",
     ),
 )

@@ -236,4 +236,20 @@ ROUTER_MUTATIONS: Final = (
         ("test_gate",),
         package="router",
     ),
+    Mutation(
+        "canary: a retry stays with the new revision",
+        "forward",
+        "return canary.in_order(shares, engines, None)",
+        "return canary.in_order(shares, engines, history.key)",
+        ("test_canary",),
+        package="router",
+    ),
+    Mutation(
+        "canary: the larger share of two pools counts",
+        "canary",
+        "percent = min(",
+        "percent = max(",
+        ("test_canary",),
+        package="router",
+    ),
 )

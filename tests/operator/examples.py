@@ -104,7 +104,7 @@ FULL_SPEC: Manifest = {
         },
         "inferencePool": {"endpointPickerRef": {"name": "picker", "port": 9002}},
     },
-    "rollout": {"strategy": "Surge"},
+    "rollout": {"strategy": "Surge", "canary": {"steps": [5, 25], "onWorse": "Hold"}},
     "replicas": 3,
     "resources": {"requests": {"cpu": 4, "memory": "16Gi"}, "limits": {"memory": "32Gi"}},
     "template": FULL_TEMPLATE,

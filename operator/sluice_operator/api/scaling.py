@@ -10,7 +10,15 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 from sluice_contract.config.server import MetricsCompatibility
 from sluice_contract.config.tracing import CollectorUrl
 
-from sluice_operator.api.base import ApiModel, LabelValue, Rule, left_out, percent, percent_schema
+from sluice_operator.api.base import (
+    ATOMIC,
+    ApiModel,
+    LabelValue,
+    Rule,
+    left_out,
+    percent,
+    percent_schema,
+)
 from sluice_operator.api.pools import MAX_REPLICAS, PoolAutoscaling
 
 Percentile = Annotated[
@@ -174,6 +182,35 @@ class AutoscalingSpec(ApiModel):
         return PoolAutoscaling(min_replicas=self.min_replicas, max_replicas=self.max_replicas)
 
 
+class CanarySpec(ApiModel):
+    """A share of requests for a new revision, before it gets all."""
+
+    steps: list[Annotated[int, Field(ge=1, le=99)]] = Field(
+        default=[10],
+        min_length=1,
+        max_length=8,
+        json_schema_extra=ATOMIC,
+        description="Percent of requests that go to the new revision, step by step; each more than "
+        "the one before. `sluice rollout promote` goes to the next one, and after the last to all.",
+    )
+    on_worse: Literal["Halt", "Hold"] = Field(
+        default="Halt",
+        description="What happens if engines of the new revision are not ready within "
+        "engine.startupSeconds. Halt ends them: the old one has all requests, and the new one is "
+        "not tried again until `sluice rollout promote` or another spec. Hold leaves them.",
+    )
+
+    RULES: ClassVar = (
+        Rule(
+            "!has(self.steps) || (self.steps.isSorted() && "
+            "self.steps.all(step, self.steps.exists_one(other, other == step)))",
+            lambda canary: list(canary.steps) == sorted(set(canary.steps)),
+            "percents that grow with each step",
+            "steps",
+        ),
+    )
+
+
 class RolloutSpec(ApiModel):
     """How a new revision replaces the old one."""
 
@@ -182,6 +219,11 @@ class RolloutSpec(ApiModel):
         description="Surge starts the new revision next to the old one, and ends the old one when "
         "all of the new one is ready. InPlace, for clusters without room for both, ends an engine "
         "before it starts another: fewer serve meanwhile, and with one engine none.",
+    )
+    canary: CanarySpec | None = Field(
+        default=None,
+        description="A new revision gets a share of requests first, on engines that come in "
+        "addition to all of the old one. Left out: it gets as many as its engines take.",
     )
     upgrade: LabelValue | None = Field(
         default=None,
@@ -196,4 +238,13 @@ class RolloutSpec(ApiModel):
         description="Any text, such as the time. With another text than before, every engine and "
         "router is replaced by one of the same image and settings, one after the other; written "
         "by `sluice rollout restart`.",
+    )
+
+    RULES: ClassVar = (
+        Rule(
+            "!has(self.canary) || !has(self.strategy) || self.strategy != 'InPlace'",
+            lambda s: s.canary is None or s.strategy != "InPlace",
+            "only with strategy Surge: the new engines come in addition to the old ones",
+            "canary",
+        ),
     )

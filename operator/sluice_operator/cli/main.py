@@ -75,6 +75,7 @@ examples:
   sluice translate --from vllm -- --model Qwen/Qwen3-8B --max-num-seqs 256
                                               another engine's flags as a service
   sluice rollout status chat -n shop          a change in a cluster; undo takes it back
+  sluice rollout promote chat -n shop         the next share of a canary; abort ends it
   sluice top -n shop                          services, pools and engines, live
   sluice chat chat -n shop "What is a pod?"   an answer of a service; without a prompt, a talk
 """

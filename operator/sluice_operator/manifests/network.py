@@ -10,7 +10,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from sluice_contract.cluster import labels, ports
-from sluice_contract.cluster.labels import ROUTER_ROLE, Role
+from sluice_contract.cluster.labels import ROUTER_ROLE, CanaryShare, Role
 
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.kube.kinds import NETWORK_POLICY, SERVICE, Manifest
@@ -38,12 +38,15 @@ def front_service(owner: Owner) -> Manifest:
     }
 
 
-def pool_service(owner: Owner, role: Role) -> Manifest:
-    """The headless Service whose EndpointSlices list the ready engines for the routers. It
-    publishes ready addresses only: that is the default, and is left out because the API server does
-    not store it."""
+def pool_service(owner: Owner, role: Role, canary: CanaryShare | None = None) -> Manifest:
+    """The headless Service whose EndpointSlices list the ready engines for the routers, with the
+    share of a `canary`. It publishes ready addresses only: that is the default, and is left out
+    because the API server does not store it."""
     port = {"name": "http", "port": ports.ENGINE_HTTP, "targetPort": "http", "protocol": "TCP"}
-    return owner.child(SERVICE, f"{owner.service}-{role}", ENGINE, role) | {
+    head = owner.child(SERVICE, f"{owner.service}-{role}", ENGINE, role)
+    if canary is not None:
+        head["metadata"]["labels"] |= {labels.CANARY: canary.label}
+    return head | {
         "spec": {
             "type": "ClusterIP",
             "clusterIP": "None",

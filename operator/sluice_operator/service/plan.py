@@ -52,6 +52,7 @@ from sluice_operator.manifests.route import http_route, inference_pool, pool_ref
 from sluice_operator.service.names import config_maps_in_use, downloads_in_use
 from sluice_operator.service.observe import Children, ServiceObserved
 from sluice_operator.service.plan_events import (
+    canary_moved,
     created,
     leaves_restricted,
     removed,
@@ -154,7 +155,13 @@ def _with_children(
     optional = _each_once(_optional_children(observed, top, planned.spec), conflicts)
     stable = former.stable(before) | dict(rollout.rollout.stable)
     history = plan_history(
-        observed.service, top, resolved.revisions, resolved.revision, stable, planned.written
+        observed.service,
+        top,
+        resolved.revisions,
+        resolved.revision,
+        stable,
+        planned.written,
+        rollout.rollout.verdict,
     )
     prune = _left_over(there, top, (*needed, *optional), former, planned.keep | history.kept)
     pools = {pool.manifest["metadata"]["name"]: pool.manifest for pool in rollout.pools}
@@ -179,6 +186,7 @@ def _with_children(
             *created(there, optional),
             *scaled(there, pools, planned.spec),
             *rolling_out(there, pools),
+            *canary_moved(there, needed, rollout.rollout.message),
             *leaves_restricted(there, pools),
             *replaced(there, pools, former.pools),
             *removed(there, prune),
@@ -223,7 +231,7 @@ def _children(
 ) -> tuple[Manifest, ...]:
     """The children that serve, in order: what pods need, then the pods, then what protects them."""
     router, pools, installation = rollout.router, rollout.pools, observed.installation
-    spec = resolved.spec
+    spec, canary = resolved.spec, rollout.rollout.canary
     return (
         *accounts(top),
         router_role(top),
@@ -232,7 +240,7 @@ def _children(
         *(pool.config_map for pool in pools),
         *adapters_config_maps(top, spec.model),
         front_service(top),
-        *(pool_service(top, pool.role) for pool in pools),
+        *(pool_service(top, pool.role, canary.get(pool.role)) for pool in pools),
         router_policy(
             top,
             installation.api_server_ports,

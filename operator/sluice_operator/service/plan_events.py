@@ -8,15 +8,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from sluice_contract.cluster.labels import FIELD_MANAGER, Role
+from sluice_contract.cluster.labels import (
+    CANARY,
+    FIELD_MANAGER,
+    CanaryShare,
+    Role,
+    canary_share,
+)
 
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.apply.field_ownership import managers_of
 from sluice_operator.apply.plan import REPLICAS_MANAGER, Adoption, Event, Identity, identity
+from sluice_operator.conditions import reasons
 from sluice_operator.kube.kinds import (
     CONFIG_MAP,
     CONTROLLER_REVISION,
     ENGINE_POOL,
+    SERVICE,
     Manifest,
     Reference,
     of_kind,
@@ -29,6 +37,7 @@ from sluice_operator.service.revisions.revision import revisions_of
 NAMES_IN_EVENT: Final = 8
 
 ROLLING_OUT: Final = "RollingOut"
+CANARY_ENDED: Final = "CanaryEnded"
 SCALE_TARGET_GOES: Final = "ScaleTargetGoes"
 LEAVES_RESTRICTED: Final = "LeavesRestricted"
 RDMA_RIGHTS: Final = (
@@ -72,6 +81,26 @@ def rolling_out(children: Children, planned: Mapping[str, Manifest]) -> tuple[Ev
         and (old := _revision(pool)) not in ("", _desired_revision(desired))
         and _desired_revision(pool) != _desired_revision(desired)
     )
+
+
+def canary_moved(
+    children: Children, planned: Iterable[Manifest], message: str
+) -> tuple[Event, ...]:
+    """The event about a canary with another share than before, by the labels of the Services; none
+    about its end without a promotion, which status reports. `message`: of the roll-out."""
+    live = {identity(item): _canary_of(item) for item in of_kind(children, SERVICE)}
+    for item in planned:
+        share = _canary_of(item)
+        if live.get(identity(item), share) == share or (share is not None and not share.percent):
+            continue
+        text = f"The canary is over: {message}" if share is None else message
+        reason = CANARY_ENDED if share is None else reasons.CANARY_STEP
+        return (Event("Normal", reason, text, written=(identity(item),)),)
+    return ()
+
+
+def _canary_of(service: Manifest) -> CanaryShare | None:
+    return canary_share((service["metadata"].get("labels") or {}).get(CANARY, ""))
 
 
 def leaves_restricted(children: Children, planned: Mapping[str, Manifest]) -> tuple[Event, ...]:

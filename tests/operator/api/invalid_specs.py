@@ -150,6 +150,30 @@ INVALID: dict[str, Invalid] = {
     ),
     "a tenant twice": Invalid(tenants({"name": "a"}, {"name": "a"}), "spec.router.auth.tenants[1]"),
     "unknown strategy": Invalid({"rollout": {"strategy": "Big"}}, "spec.rollout.strategy"),
+    "a canary in place": Invalid(
+        {"rollout": {"strategy": "InPlace", "canary": {}}},
+        "spec.rollout.canary",
+        "only with strategy Surge",
+    ),
+    "canary steps that shrink": Invalid(
+        {"rollout": {"canary": {"steps": [25, 5]}}},
+        "spec.rollout.canary.steps",
+        "percents that grow with each step",
+    ),
+    "a canary step twice": Invalid(
+        {"rollout": {"canary": {"steps": [5, 5]}}},
+        "spec.rollout.canary.steps",
+        "percents that grow with each step",
+    ),
+    "a canary without a step": Invalid(
+        {"rollout": {"canary": {"steps": []}}}, "spec.rollout.canary.steps"
+    ),
+    "a canary's step of all": Invalid(
+        {"rollout": {"canary": {"steps": [50, 100]}}}, "spec.rollout.canary.steps[1]"
+    ),
+    "a canary's judge": Invalid(
+        {"rollout": {"canary": {"judge": {}}}}, "spec.rollout.canary.judge"
+    ),
     "unknown provider": Invalid({"autoscaling": {"provider": "Me"}}, "spec.autoscaling.provider"),
     "a collector's port above all ports": Invalid(
         traced("http://h:99999"), "spec.tracing.endpoint", "port of 1 to 65535"

@@ -54,6 +54,8 @@ VALID: dict[str, dict[str, Any]] = {
     "a promise for all but one of a thousand": {
         "slo": {"ttftMilliseconds": 500, "percentile": "99.9"},
     },
+    "a canary in two steps": {"rollout": {"canary": {"steps": [5, 25], "onWorse": "Hold"}}},
+    "a canary of the default steps": {"rollout": {"strategy": "Surge", "canary": {}}},
     "aliases": {"model": {"uri": "file:///org/m", "aliases": ["org/m", "/m", "file:///org/m"]}},
     "any origin": {"router": {"cors": {"allowedOrigins": ["*", "http://localhost:3000"]}}},
     "quantities": {"resources": {"requests": {"cpu": 2, "memory": "4Gi", "a/b": 1}}},

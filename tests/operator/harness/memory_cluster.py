@@ -65,6 +65,8 @@ class MemoryCluster:
         self.api = MemoryApi((INFERENCE_SERVICE, *SERVICE_CHILDREN, SECRET, POD))
         self.is_down: Callable[[str], bool] = lambda deployment: False
         """Whether the pods of a Deployment do not become ready."""
+        self.is_late: Callable[[str], bool] = lambda deployment: False
+        """Whether the deadline of a Deployment has passed."""
         self.deployed: set[str] = set()
         """Pods of Deployments."""
         self.operator_starts()
@@ -101,9 +103,12 @@ class MemoryCluster:
         """Makes the pods that a Deployment asks for; their names."""
         found = self.api.objects[DEPLOYMENT, name]
         replicas, is_down = found["spec"]["replicas"], self.is_down(name)
-        status = dict.fromkeys(("replicas", "updatedReplicas"), replicas)
+        status: Manifest = dict.fromkeys(("replicas", "updatedReplicas"), replicas)
         status |= dict.fromkeys(("readyReplicas", "availableReplicas"), 0 if is_down else replicas)
         status |= {"observedGeneration": found["metadata"]["generation"]}
+        if self.is_late(name):
+            late = {"type": "Progressing", "status": "False", "message": "no progress"}
+            status["conditions"] = [late | {"reason": "ProgressDeadlineExceeded"}]
         ready = {"type": "Ready", "status": "False" if is_down else "True"}
         template = found["spec"]["template"]
         pods = [f"{name}-{number}" for number in range(replicas)]

@@ -8,12 +8,16 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+from sluice_contract.cluster.labels import CANARY
+from sluice_operator.api.conditions import PROGRESSING
 from sluice_operator.cli.main import main
+from sluice_operator.conditions.conditions import find
 from sluice_operator.kube.kinds import (
     CONTROLLER_REVISION,
     DEPLOYMENT,
     INFERENCE_SERVICE,
     ROLE_BINDING,
+    SERVICE,
     Manifest,
 )
 from sluice_operator.manifests.deployments import RESTARTED_AT
@@ -126,6 +130,67 @@ async def test_a_restart_leaves_names_and_settings_as_they_are(
     )
     assert after.keys() == before.keys()
     await comes_to_rest(cluster, namespace)
+
+
+async def labelled(cluster: Cluster, namespace: str, percent: str | None) -> None:
+    """Waits for the canary's share in the label of the pool's Service."""
+
+    def is_so(found: State) -> bool:
+        label = found["chat-mixed"]["metadata"]["labels"].get(CANARY)
+        return bool((label and label.rpartition(".")[2]) == percent)
+
+    await cluster.until(SERVICE, namespace, is_so)
+
+
+async def test_a_canary_is_promoted_and_another_one_aborted(
+    cluster: Cluster,
+    namespace: str,
+    start_operator: StartOperator,
+    sluice: Sluice,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    start_operator()
+    await chat_that_serves(cluster, namespace)
+    await cluster.until(CONTROLLER_REVISION, namespace, recorded(1, None))
+    assert await sluice("promote") == 1
+    assert "spec.rollout.canary is not set" in capsys.readouterr().err
+    rollout: Manifest = {"rollout": {"canary": {"steps": [25]}}}
+    change = rollout | {"engine": {"chunkSize": 256}}
+    await cluster.patch(INFERENCE_SERVICE, namespace, "chat", {"spec": change})
+    await labelled(cluster, namespace, "25")
+    await play_controllers(cluster, namespace)
+    await comes_to_rest(cluster, namespace)
+    assert len(await cluster.list(DEPLOYMENT, namespace)) == 3, "nothing of it is ended"
+    assert await sluice("status", "--no-watch") == 0
+    assert "Waiting: CanaryStep: Step 1 of 1, 25 %" in capsys.readouterr().out
+
+    spec = (await cluster.get(INFERENCE_SERVICE, namespace, "chat"))["spec"]
+    assert await sluice("promote") == 0
+    assert capsys.readouterr().out == "chat: promoted to all requests\n"
+    await labelled(cluster, namespace, None)
+    await play_controllers(cluster, namespace)
+    await cluster.until(DEPLOYMENT, namespace, lambda found: len(found) == 2)
+    await cluster.until(CONTROLLER_REVISION, namespace, recorded(2, 256))
+    assert (await cluster.get(INFERENCE_SERVICE, namespace, "chat"))["spec"] == spec
+
+    bad: Manifest = {"spec": {"engine": {"chunkSize": 128}}}
+    await cluster.patch(INFERENCE_SERVICE, namespace, "chat", bad)
+    await labelled(cluster, namespace, "25")
+    await cluster.until(INFERENCE_SERVICE, namespace, progressing("CanaryStep"))
+    assert await sluice("abort") == 0
+    await labelled(cluster, namespace, "0")
+    await cluster.until(INFERENCE_SERVICE, namespace, progressing("CanaryAborted"))
+    await comes_to_rest(cluster, namespace)
+    assert await sluice("status") == 1
+    assert "Stopped: CanaryAborted" in capsys.readouterr().out
+
+
+def progressing(reason: str) -> Callable[[State], bool]:
+    def is_so(found: State) -> bool:
+        status = found["chat"].get("status") or {}
+        return (find(status, PROGRESSING) or {}).get("reason") == reason
+
+    return is_so
 
 
 async def test_what_is_not_there_is_said(

@@ -22,6 +22,7 @@ CHANGE: Final = (
     "create inferenceservices",
     "delete inferenceservices",
     "patch inferenceservices/scale",
+    "patch controllerrevisions.apps",
 )
 NEVER: Final = ("patch enginepools", "create enginepools", "patch inferenceservices/status")
 """That is the operator's."""
@@ -29,11 +30,12 @@ NEVER: Final = ("patch enginepools", "create enginepools", "patch inferenceservi
 
 async def may(cluster: Cluster, namespace: str, user: str, what: str) -> bool:
     verb, _, rest = what.partition(" ")
-    resource, _, subresource = rest.partition("/")
+    named, _, subresource = rest.partition("/")
+    resource, _, group = named.partition(".")
     attributes = {
         "namespace": namespace,
         "verb": verb,
-        "group": GROUP,
+        "group": group or GROUP,
         "resource": resource,
         "subresource": subresource,
     }

@@ -1,1 +1,1 @@
-"""`sluice rollout`: status, history, undo and restart of an InferenceService's roll-outs."""
+"""`sluice rollout`: the roll-outs of an InferenceService, their history, and canaries."""

@@ -1,4 +1,4 @@
-"""`sluice rollout status|history|undo|restart NAME`: what `kubectl rollout` does for Deployments.
+"""`sluice rollout COMMAND NAME`: what `kubectl rollout` does for Deployments, and canaries.
 
 Talks to the cluster of the kubeconfig's context, with its user's rights.
 """
@@ -14,6 +14,14 @@ from datetime import UTC, datetime
 from typing import Final
 
 from sluice_operator.api.validate import with_stored_spec
+from sluice_operator.cli.rollout.canary import (
+    Decide,
+    NoCanaryError,
+    aborted,
+    decided,
+    promoted,
+    promoted_to_all,
+)
 from sluice_operator.cli.rollout.progress import as_text, bars, progress_of
 from sluice_operator.cli.rollout.session import MissingServiceError, Session, session
 from sluice_operator.cli.rollout.undo import (
@@ -43,7 +51,7 @@ def run(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     try:
         return asyncio.run(_run(options))
-    except (MissingServiceError, NothingToUndoError) as error:
+    except (MissingServiceError, NoCanaryError, NothingToUndoError) as error:
         print(f"sluice rollout {options.name_of_command}: {error}", file=sys.stderr)
         return FAILED
     except OperatorError as error:
@@ -113,6 +121,24 @@ async def _restart(opened: Session, options: argparse.Namespace) -> int:
     return await _edit(opened, service, spec, message, is_preview=options.dry_run)
 
 
+async def _promote(opened: Session, options: argparse.Namespace) -> int:
+    return await _decide(opened, promoted_to_all if options.full else promoted)
+
+
+async def _abort(opened: Session, options: argparse.Namespace) -> int:
+    return await _decide(opened, aborted)
+
+
+async def _decide(opened: Session, decide: Decide) -> int:
+    service, items = await opened.service(), await opened.revisions()
+    revision, text = decided(service, items, decide)
+    live = next(item for item in items if item["metadata"]["name"] == revision.name)
+    await opened.write_state(live, revision.state.to_json(revision.number))
+    print(f"{opened.name}: {text}")
+    _warn_of_pause(service)
+    return 0
+
+
 async def _edit(
     opened: Session, service: Manifest, spec: Manifest, message: str, *, is_preview: bool
 ) -> int:
@@ -123,9 +149,13 @@ async def _edit(
     if tool := puts_back(service):
         text = f"{tool} applies {opened.name} and puts its own spec back: change it there as well"
         print(f"sluice rollout: {text}", file=sys.stderr)
+    _warn_of_pause(service)
+    return 0
+
+
+def _warn_of_pause(service: Manifest) -> None:
     if service["spec"].get("paused"):
         print("sluice rollout: it waits, as spec.paused is true", file=sys.stderr)
-    return 0
 
 
 def _seconds(word: str) -> float:
@@ -149,6 +179,8 @@ def _parser() -> argparse.ArgumentParser:
         ("history", _history, "the specs that it has been complete with, which undo goes back to"),
         ("undo", _undo, "edits the spec: back to the last one that was complete"),
         ("restart", _restart, "replaces engines and routers by new ones, one after the other"),
+        ("promote", _promote, "gives the new revision of a canary its next share of requests"),
+        ("abort", _abort, "ends a canary: the former revision has all requests"),
     ):
         sub = commands.add_parser(name, help=text, description=text, epilog=STATUSES)
         sub.set_defaults(command=command)
@@ -163,6 +195,9 @@ def _parser() -> argparse.ArgumentParser:
         if command is _undo:
             text = "a number of history; default: the one before the present spec"
             sub.add_argument("--to-revision", type=int, help=text)
+        if command is _promote:
+            text = "all requests at once, whatever steps are left"
+            sub.add_argument("--full", action="store_true", help=text)
         if command in (_undo, _restart):
             text = "show what would be edited, and edit nothing"
             sub.add_argument("--dry-run", action="store_true", help=text)

@@ -45,13 +45,15 @@ def progress_of(service: Manifest) -> RolloutProgress:
         condition = find(status, kind) or {}
         if _has_stopped(kind, condition):
             return RolloutProgress("Stopped", condition["reason"], condition["message"])
+        if condition.get("reason") == reasons.CANARY_STEP:
+            return RolloutProgress("Waiting", condition["reason"], condition["message"])
     return RolloutProgress("Waiting", updated["reason"], updated["message"])
 
 
 def _has_stopped(kind: str, condition: Manifest) -> bool:
     if kind == STALLED:
         return condition.get("status") == "True"
-    return condition.get("reason") == reasons.ROLLOUT_HALTED
+    return condition.get("reason") in (reasons.ROLLOUT_HALTED, reasons.CANARY_ABORTED)
 
 
 def as_text(service: Manifest, pools: Iterable[Manifest]) -> str:

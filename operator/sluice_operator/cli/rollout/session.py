@@ -22,6 +22,8 @@ from sluice_operator.kube.kinds import (
     INFERENCE_SERVICE,
     Manifest,
 )
+from sluice_operator.manifests.metadata import note_of
+from sluice_operator.service.revisions.revision import STATE
 
 TIMEOUT_SECONDS: Final = 10.0
 AGAIN_SECONDS: Final = 1.0
@@ -67,6 +69,13 @@ class Session:
         same = {"op": "test", "path": "/spec", "value": live["spec"]}
         change = {"op": "replace", "path": "/spec", "value": spec}
         await self._client.patch(INFERENCE_SERVICE, live, [same, change], MANAGER)
+
+    async def write_state(self, live: Manifest, state: str) -> None:
+        """Makes `state` the state of a ControllerRevision, if that still is as it was read."""
+        place = f"/metadata/annotations/{STATE.replace('/', '~1')}"
+        same = {"op": "test", "path": place, "value": note_of(live, STATE)}
+        change = {"op": "replace", "path": place, "value": state}
+        await self._client.patch(CONTROLLER_REVISION, live, [same, change], MANAGER)
 
     async def states(self) -> AsyncGenerator[Manifest, None]:
         """The InferenceService as it is, and again with each change, without an end."""

@@ -19,7 +19,7 @@ from sluice_operator.service.rollout.gpu_budget import WAITS_FOR_BUDGET
 from sluice_operator.service.rollout.in_place import HALTED, IN_PLACE
 from sluice_operator.service.rollout.lent_gpus import INTERRUPTS
 
-SHOWN_ROLLOUTS: Final = frozenset({IN_PLACE, WAITS_FOR_BUDGET})
+SHOWN_ROLLOUTS: Final = frozenset({IN_PLACE, WAITS_FOR_BUDGET, reasons.CANARY_STEP})
 """Reasons of a roll-out that become the reason of Progressing."""
 
 
@@ -28,9 +28,20 @@ def moves_check(plan: ServicePlan, updated: Check, stalled: Check | None) -> Che
     paused = "spec.paused is true: nothing but status is written." if plan.paused else ""
     if rests := settled(updated, stalled, paused, "Everything is as the spec asks."):
         return rests
+    if updated.reason == reasons.CANARY_ABORTED:
+        return updated
     if plan.is_accepted and plan.rollout is not None and plan.rollout.reason in SHOWN_ROLLOUTS:
         return Check("True", plan.rollout.reason, plan.rollout.message)
     return Check("True", updated.reason, updated.message)
+
+
+def canary_ended(plan: ServicePlan) -> Check | None:
+    """Why the spec is not carried out any further after its canary; None: it is."""
+    rollout = plan.rollout
+    if rollout is None or not plan.is_accepted or plan.paused:
+        return None
+    ended = rollout.canary and not any(share.percent for share in rollout.canary.values())
+    return Check("False", rollout.reason, rollout.message) if ended else None
 
 
 def interrupts_check(plan: ServicePlan) -> Check | None:

@@ -20,7 +20,7 @@ from sluice_operator.conditions import reasons
 from sluice_operator.conditions.conditions import find
 from sluice_operator.kube.kinds import CONTROLLER_REVISION, Manifest
 from sluice_operator.manifests.metadata import Owner
-from sluice_operator.service.revisions.revision import Revision, Revisions
+from sluice_operator.service.revisions.revision import Revision, Revisions, Verdict
 
 MAX_COMPLETE: Final = 5
 """Revisions to which a roll-out can be undone, the present one included."""
@@ -49,9 +49,11 @@ def plan_history(
     present: Revision,
     stable: Mapping[Role, str],
     written: Manifest | None,
+    verdict: Verdict | None = None,
 ) -> RevisionHistory:
     """The history once `present` is carried out. `stable`: the engines that are complete now or
-    were last; `written`: the present spec, where `present` is its revision."""
+    were last; `written`: the present spec, where `present` is its revision; `verdict`: a new one
+    about its canary."""
     live = next((revision for revision in there.all if revision.name == present.name), None)
     newest = next(there.newest_first, None)
     number = present.number if live is newest else there.next_number
@@ -61,6 +63,7 @@ def plan_history(
         present.state,
         # A revision that comes back was carried out before, but is not carried out now.
         carried_out=present.state.carried_out and is_there,
+        canary=there.canary_of(present),
         stable={role.value: name for role, name in there.stable.items()},
     )
     if written is not None and not is_there:
@@ -68,6 +71,7 @@ def plan_history(
     after = replace(
         before,
         carried_out=True,
+        canary=replace(before.canary, verdict=verdict) if verdict else before.canary,
         complete=before.complete or (written is not None and _is_complete(service)),
         stable={role.value: name for role, name in sorted(stable.items())},
     )

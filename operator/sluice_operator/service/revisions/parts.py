@@ -32,7 +32,7 @@ ADAPTERS: Final = "adapters"
 CACHE: Final = "cache"
 OF_HUBS: Final = ("refresh", "tokenSecretRef")
 """Fields of a model that concern only its adapters if the model itself is not downloaded."""
-MANNER: Final = ("strategy", "restartedAt")
+MANNER: Final = ("strategy", "canary", "restartedAt")
 """Fields of `spec.rollout` that change no revision."""
 TIMES: Final = {"drain_seconds": DRAIN_SECONDS, "startup_seconds": STARTUP_SECONDS}
 """Engine settings that each release has a default for, which another may have changed."""

@@ -4,7 +4,7 @@ twice: engines and routers of a spec stay as they are under any release, and a s
 gets its former engines.
 
 What is learnt later is an annotation: whether the revision was carried out, whether it was complete
-once, and which engines were complete last.
+once, how far its canary is, and which engines were complete last.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Final
+from typing import Final, Literal, cast, get_args
 
 from pydantic.alias_generators import to_camel
 from sluice_contract.cluster import labels
@@ -103,6 +103,29 @@ class DecidedRouter:
     """Content of router.json."""
 
 
+Verdict = Literal["promoted", "aborted", "worse"]
+"""End of a canary: promoted to all requests, or ended by a person (aborted) or by the operator
+(worse)."""
+
+
+@dataclass(frozen=True)
+class CanaryState:
+    """How far the canary of a revision is."""
+
+    step: int = 0
+    """Index of its step."""
+    verdict: Verdict | None = None
+    """None while it has a share of requests."""
+
+    def promoted(self, steps: int) -> CanaryState:
+        """The next step of `steps`, or all requests after the last. A canary that has ended begins
+        again."""
+        if self.verdict in ("aborted", "worse"):
+            return CanaryState()
+        more = self.step + 1 < steps
+        return CanaryState(self.step + 1) if more else replace(self, verdict="promoted")
+
+
 @dataclass(frozen=True)
 class State:
     """State of a revision, learnt since it was made."""
@@ -113,6 +136,7 @@ class State:
     """All of it was ready once; `sluice rollout undo` goes back only to complete revisions."""
     stable: Mapping[str, str] = field(default_factory=dict)
     """Revision of the engines that were complete last, by role."""
+    canary: CanaryState = CanaryState()
     spec: Manifest | None = None
     """Spec as carried out last, where numbers or other things that change no pod differ."""
 
@@ -122,6 +146,8 @@ class State:
         written |= {"stable": dict(self.stable)} if self.stable else {}
         written |= {"carriedOut": True} if self.carried_out else {}
         written |= {"complete": True} if self.complete else {}
+        canary = {key: value for key, value in asdict(self.canary).items() if value}
+        written |= {"canary": canary} if canary else {}
         written |= {} if self.spec is None else {"spec": self.spec}
         return json.dumps(written, sort_keys=True, separators=(",", ":"))
 
@@ -300,6 +326,11 @@ class Revisions:
             stable = self.reported
         return {Role(role): name for role, name in stable.items()}
 
+    def canary_of(self, revision: Revision) -> CanaryState:
+        """How far the canary of a revision is. It begins anew in a revision that comes back."""
+        newest = next(self.newest_first, None)
+        return newest.state.canary if newest and newest.name == revision.name else CanaryState()
+
     def _are_there(self, names: Mapping[str, str]) -> bool:
         return bool(names) and self.engines.issuperset(names.values())
 
@@ -382,8 +413,17 @@ def _state_of(noted: Manifest) -> State:
         carried_out=noted.get("carriedOut") is True,
         complete=noted.get("complete") is True,
         stable={role: str(name) for role, name in names.items() if role in set(Role)},
+        canary=_canary_of(noted.get("canary")),
         spec=spec if isinstance(spec, dict) else None,
     )
+
+
+def _canary_of(noted: object) -> CanaryState:
+    """Canary's state from the readable part of an annotation."""
+    content = noted if isinstance(noted, dict) else {}
+    step, verdict = content.get("step"), content.get("verdict")
+    known = cast(Verdict, verdict) if verdict in get_args(Verdict) else None
+    return CanaryState(step if isinstance(step, int) and step > 0 else 0, known)
 
 
 def _identity(spec: InferenceServiceSpec) -> Manifest:

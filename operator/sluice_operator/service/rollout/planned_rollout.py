@@ -21,12 +21,18 @@ from sluice_operator.service.resolve.replicas import former_pools
 from sluice_operator.service.resolve.resolved_service import ResolvedPool, ResolvedService
 from sluice_operator.service.resolve.router import PlannedRouter, plan_router
 from sluice_operator.service.revisions.settings import Settings
-from sluice_operator.service.rollout.gpu_budget import budget_of, plan_within, pod_surges
+from sluice_operator.service.rollout.canary import Canary
+from sluice_operator.service.rollout.gpu_budget import (
+    PlanRollout,
+    budget_of,
+    plan_within,
+    pod_surges,
+)
 from sluice_operator.service.rollout.in_place import plan_in_place
 from sluice_operator.service.rollout.lent_gpus import announced_first, says_interrupted
 from sluice_operator.service.rollout.mode_switch import Former, are_awaited, plan_former
 from sluice_operator.service.rollout.revisions import pool_state, replaces_pods
-from sluice_operator.service.rollout.surge import Rollout, plan_rollout
+from sluice_operator.service.rollout.surge import PoolState, Rollout, plan_rollout
 
 
 @dataclass(frozen=True)
@@ -64,10 +70,8 @@ def roll_out(
     service, children, spec = observed.service, observed.children, resolved.spec
     pools, stable = resolved.pools, resolved.revisions.stable
     states = tuple(pool_state(children, pool.spec, pool.config_map) for pool in pools)
-    strategy = plan_in_place if spec.replaces_in_place else plan_rollout
-    budget = budget_of(observed, spec)
-    rollout = plan_within(states, stable, strategy, budget)
-    former = former_pools(service, children, spec)
+    budget, former = budget_of(observed, spec), former_pools(service, children, spec)
+    rollout = plan_within(states, stable, _strategy(resolved, states, former), budget)
     waits = are_awaited(children, spec, states, former)
     before = resolved.revisions.router_of_other_mode(spec.mode)
     router = plan_router(observed, top, spec, resolved.revision.router, waits=waits, before=before)
@@ -88,6 +92,20 @@ def roll_out(
         former=plan_former(observed, states, former, router, stable.keys()),
         former_gpus=budget.former_gpus if budget else 0,
     )
+
+
+def _strategy(
+    resolved: ResolvedService, states: tuple[PoolState, ...], former: tuple[Manifest, ...]
+) -> PlanRollout:
+    """How revisions replace each other. Routers use the pools of one mode, so there is no canary
+    while pools of another mode (`former`) are there."""
+    rollout, revisions = resolved.spec.rollout, resolved.revisions
+    if rollout is None or rollout.strategy == "InPlace":
+        return plan_rollout if rollout is None else plan_in_place
+    if rollout.canary is None or former:
+        return plan_rollout
+    canary = Canary(rollout.canary, revisions.canary_of(resolved.revision))
+    return canary.plan if canary.is_open(states, revisions.stable) else plan_rollout
 
 
 def _pool(

@@ -14,10 +14,12 @@ another as a whole:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
-from sluice_contract.cluster.labels import Role
+from sluice_contract.cluster.labels import CanaryShare, Role
+
+from sluice_operator.service.revisions.revision import Verdict
 
 COMPLETE: Final = "Complete"
 WAITS_FOR_POOL: Final = "WaitsForPool"
@@ -103,6 +105,10 @@ class Rollout:
     because of it."""
     reason: str
     message: str
+    canary: Mapping[Role, CanaryShare] = field(default_factory=dict)
+    """Share of requests for the desired revision, by pool; empty without a canary."""
+    verdict: Verdict | None = None
+    """Verdict about the canary to record, before an engine ends because of it."""
 
 
 def plan_rollout(pools: tuple[PoolState, ...], stable: Revisions) -> Rollout:
@@ -119,7 +125,7 @@ def plan_rollout(pools: tuple[PoolState, ...], stable: Revisions) -> Rollout:
     }
     stopped = any(pool.desired.stopped for pool in pools)
     shares = {pool.role: _first_shares(pool, kept[pool.role], stopped) for pool in pools}
-    _keep_serving(pools, shares)
+    keep_serving(pools, shares)
     unknown = not any(_has(pool, stable.get(pool.role)) for pool in pools)
     serves = all(pool.desired.ready for pool in pools)
     done = complete or (unknown and serves)
@@ -168,7 +174,7 @@ def _has(pool: PoolState, name: str | None) -> bool:
     return any(revision.name == name for revision in pool.all)
 
 
-def _keep_serving(pools: tuple[PoolState, ...], shares: dict[Role, Shares]) -> None:
+def keep_serving(pools: tuple[PoolState, ...], shares: dict[Role, Shares]) -> None:
     """Adds to `shares` further revisions that serve now, if the engines in it are too few, or if a
     stable revision would serve no longer without them as partners."""
     for fingerprint in _fingerprints(pools, shares):

@@ -105,14 +105,19 @@ def test_numbers_and_the_manner_of_roll_outs_stay_as_they_are_now() -> None:
     now: Manifest = {
         "model": {"uri": "dummy://b"},
         "router": {"replicas": 5},
-        "rollout": {"strategy": "InPlace", "restartedAt": "late"},
+        "rollout": {"strategy": "InPlace", "canary": {}, "restartedAt": "late"},
         "paused": False,
         "autoscaling": {"maxReplicas": 9},
     }
     assert undone(now, former) == {
         "model": {"uri": "dummy://a"},
         "router": {"replicas": 5, "image": "r:1"},
-        "rollout": {"strategy": "InPlace", "restartedAt": "late", "upgrade": "a"},
+        "rollout": {
+            "strategy": "InPlace",
+            "canary": {},
+            "restartedAt": "late",
+            "upgrade": "a",
+        },
         "paused": False,
         "autoscaling": {"maxReplicas": 9},
         "engine": {"chunkSize": 64},

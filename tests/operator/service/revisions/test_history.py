@@ -125,6 +125,7 @@ def test_numbers_make_no_revision() -> None:
         ({"paused": True}, False),
         ({"autoscaling": {"gpuBudget": 4}}, False),
         ({"rollout": {"strategy": "InPlace", "restartedAt": "now"}}, False),
+        ({"rollout": {"canary": {"steps": [5]}}}, False),
         ({"autoscaling": {"maxReplicas": 2}}, False),
         ({"rollout": {"upgrade": "a"}}, True),
         ({"model": {**MINIMAL_SPEC["model"], "adapters": []}}, True),

@@ -1,0 +1,110 @@
+"""Canaries: a new revision with a share of requests, and as many engines as the share takes, in
+addition to all engines of the stable one.
+
+Pure. The next step, the roll-out to all and the end are decided by a person, and recorded in the
+revision. The operator itself ends only engines that are not ready in time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from sluice_contract.cluster.labels import ALL_REVISIONS, CanaryShare, Role
+
+from sluice_operator.api.scaling import CanarySpec
+from sluice_operator.conditions.reasons import CANARY_ABORTED, CANARY_STEP
+from sluice_operator.service.revisions.revision import CanaryState
+from sluice_operator.service.rollout.in_place import HALTED
+from sluice_operator.service.rollout.surge import (
+    WAITS_FOR_POOL,
+    PoolState,
+    Revisions,
+    Rollout,
+    Shares,
+    desired_pair,
+    keep_serving,
+)
+
+AGAIN: Final = (
+    "it has ended, and all requests go to the former revision; `sluice rollout promote` tries the "
+    "new one again, and so does another spec"
+)
+NO_PAIR: Final = "engines of the pools' new revisions cannot work together, so they get no request"
+
+
+@dataclass(frozen=True)
+class Canary:
+    """The canary of a spec, and how far it is."""
+
+    spec: CanarySpec
+    state: CanaryState
+
+    def is_open(self, pools: tuple[PoolState, ...], stable: Revisions) -> bool:
+        """Whether the desired revisions have not got all requests yet. Always false where nothing
+        was complete before, or what was is gone."""
+        kept = all(stable.get(pool.role) in {each.name for each in pool.all} for pool in pools)
+        return kept and self.state.verdict != "promoted" and bool(_changed(pools, stable))
+
+    @property
+    def percent(self) -> int:
+        """Percent of requests for the desired revisions."""
+        steps = self.spec.steps
+        return 0 if self.state.verdict else steps[min(self.state.step, len(steps) - 1)]
+
+    def plan(self, pools: tuple[PoolState, ...], stable: Revisions) -> Rollout:
+        """The plan for all pools while `is_open`; `stable`: the set that was complete last."""
+        changed = _changed(pools, stable)
+        shares: dict[Role, Shares] = {
+            pool.role: {pool.desired.name: pool.replicas} for pool in pools
+        }
+        for pool in changed:
+            engines = -(-self.percent * pool.replicas // 100)
+            shares[pool.role] = {pool.desired.name: engines, stable[pool.role]: pool.replicas}
+        canary = {
+            pool.role: CanaryShare(
+                pool.desired.name if pool in changed else ALL_REVISIONS, self.percent
+            )
+            for pool in pools
+        }
+        counts = _counts(changed, shares, stable)
+        keep_serving(pools, shares)
+        plan = Rollout(shares, stable, CANARY_STEP, f"{self._step}: {counts}.", canary)
+        if self.state.verdict == "aborted":
+            return replace(plan, reason=CANARY_ABORTED, message=f"The canary was aborted: {AGAIN}.")
+        if self.state.verdict == "worse":
+            late = "Engines of the canary were not ready in time"
+            return replace(plan, reason=HALTED, message=f"{late}: {AGAIN}.")
+        if self.spec.on_worse == "Halt" and any(pool.desired.is_late for pool in changed):
+            return replace(plan, verdict="worse")
+        if not desired_pair(pools):
+            return replace(plan, reason=WAITS_FOR_POOL, message=f"{plan.message} {NO_PAIR}.")
+        return plan
+
+    @property
+    def _step(self) -> str:
+        steps, step = self.spec.steps, min(self.state.step, len(self.spec.steps) - 1)
+        after = f"{steps[step + 1]} %" if step + 1 < len(steps) else "all"
+        return (
+            f"Step {step + 1} of {len(steps)}, {self.percent} % of requests go to the new revision "
+            f"(`sluice rollout promote`: {after}, `abort`: none)"
+        )
+
+
+def _changed(pools: tuple[PoolState, ...], stable: Revisions) -> list[PoolState]:
+    """The pools in which the desired revision is not the stable one."""
+    return [pool for pool in pools if pool.desired.name != stable.get(pool.role)]
+
+
+def _counts(changed: list[PoolState], shares: Mapping[Role, Shares], stable: Revisions) -> str:
+    """How many engines of both revisions are ready, for people."""
+    texts = []
+    for pool in changed:
+        former = next(each for each in pool.others if each.name == stable[pool.role])
+        engines = shares[pool.role][pool.desired.name]
+        texts.append(
+            f"pool {pool.role}: {pool.desired.ready} of {engines} engines of revision "
+            f"{pool.desired.name} ready, {former.ready} of {pool.replicas} of {former.name}"
+        )
+    return ", ".join(texts)

@@ -1,0 +1,209 @@
+"""A person promotes and aborts canaries: what the engines, the shares and the status do then, also
+when the operator is killed meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sluice_contract.cluster.labels import CANARY, REVISION
+from sluice_operator.cli.rollout.canary import (
+    Decide,
+    NoCanaryError,
+    aborted,
+    decided,
+    promoted,
+    promoted_to_all,
+)
+from sluice_operator.cli.rollout.progress import as_text, progress_of
+from sluice_operator.cli.rollout.session import Session
+from sluice_operator.kube.kinds import DEPLOYMENT, ENGINE_POOL, INFERENCE_SERVICE, SERVICE
+from sluice_operator.service.revisions.revision import CanaryState
+
+from tests.operator.harness.memory_cluster import MemoryCluster, running
+from tests.operator.statuses import condition
+
+pytestmark = pytest.mark.process
+
+STEPS = {"canary": {"steps": [25, 50]}}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (CanaryState(), CanaryState(1)),
+        (CanaryState(1), CanaryState(1, "promoted")),
+        (CanaryState(7), CanaryState(7, "promoted")),
+        (CanaryState(1, "aborted"), CanaryState()),
+        (CanaryState(1, "worse"), CanaryState()),
+    ],
+)
+def test_a_promotion_is_a_step_and_after_the_last_all(
+    before: CanaryState, after: CanaryState
+) -> None:
+    assert promoted(before, [5, 25])[0] == after
+
+
+class Person:
+    """Somebody with `sluice rollout` at a service that is complete, with another spec."""
+
+    def __init__(self, cluster: MemoryCluster) -> None:
+        self.cluster = cluster
+        (self.former,) = self.engines
+
+    @property
+    def engines(self) -> dict[str, int]:
+        """By Deployment."""
+        items = self.cluster.api.objects.items()
+        return {
+            item["metadata"]["labels"][REVISION]: item["spec"]["replicas"]
+            for (kind, name), item in items
+            if kind is DEPLOYMENT and "-mixed-" in name
+        }
+
+    @property
+    def label(self) -> str | None:
+        labels = self.cluster.api.objects[SERVICE, "chat-mixed"]["metadata"]["labels"]
+        found: str | None = labels.get(CANARY)
+        return found
+
+    @property
+    def new(self) -> str:
+        return next(name for name in self.engines if name != self.former)
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Engines of the new and of the former revision."""
+        return self.engines[self.new], self.engines[self.former]
+
+    def progressing(self) -> tuple[str, str]:
+        found = condition(self.cluster.status, "Progressing")
+        return found["status"], found["reason"]
+
+    async def decides(self, decide: Decide, restarts: bool = False) -> None:
+        session = Session(self.cluster.api, "default", "chat")  # type: ignore[arg-type]
+        service, items = await session.service(), await session.revisions()
+        revision, _ = decided(service, items, decide)
+        (live,) = (item for item in items if item["metadata"]["name"] == revision.name)
+        await session.write_state(live, revision.state.to_json(revision.number))
+        if restarts:
+            self.cluster.operator_starts()
+        await self.cluster.reconciled()
+
+
+async def rolled(**spec: Any) -> Person:
+    """A canary of four engines whose first step is reached."""
+    person = Person(await running(**{"replicas": 4, "rollout": STEPS} | spec))
+    await person.cluster.edited(engine={"chunkSize": 64})
+    return person
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_a_person_promotes_a_canary_step_by_step(restarts: bool) -> None:
+    person = await rolled()
+    assert (person.counts, person.label) == ((1, 4), f"{person.new}.25")
+    assert person.progressing() == ("True", "CanaryStep")
+    assert condition(person.cluster.status, "Ready")["status"] == "True"
+    await person.decides(promoted, restarts)
+    assert (person.counts, person.label) == ((2, 4), f"{person.new}.50")
+    spec = person.cluster.api.objects[INFERENCE_SERVICE, "chat"]["spec"]
+    assert spec["rollout"] == STEPS, "the spec is its user's"
+    new = person.new
+    await person.decides(promoted, restarts)
+    assert (person.engines, person.label) == ({new: 4}, None)
+    assert condition(person.cluster.status, "Updated")["status"] == "True"
+    events = [event["reason"] for event in person.cluster.api.events]
+    assert events.count("CanaryStep") == 2
+    assert events.count("CanaryEnded") == 1
+    with pytest.raises(NoCanaryError, match="no new revision"):
+        await person.decides(aborted)
+
+
+async def test_all_steps_can_be_skipped() -> None:
+    person = await rolled()
+    new = person.new
+    await person.decides(promoted_to_all)
+    assert person.engines == {new: 4}
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_an_aborted_canary_is_not_tried_again_until_it_is_promoted(restarts: bool) -> None:
+    person = await rolled()
+    await person.decides(promoted)
+    await person.decides(aborted, restarts)
+    assert (person.counts, person.label) == ((0, 4), f"{person.new}.0")
+    assert person.progressing() == ("False", "CanaryAborted")
+    assert condition(person.cluster.status, "Reconciling")["status"] == "False"
+    assert condition(person.cluster.status, "Ready")["status"] == "True"
+    events = [event["reason"] for event in person.cluster.api.events]
+    assert (events.count("CanaryStep"), events.count("CanaryAborted")) == (2, 1)
+    service = person.cluster.api.objects[INFERENCE_SERVICE, "chat"]
+    assert progress_of(service).state == "Stopped"
+    await person.cluster.edited(replicas=5)
+    assert person.counts == (0, 5), "numbers are no other spec"
+    with pytest.raises(NoCanaryError, match="ended already"):
+        await person.decides(aborted)
+    await person.decides(promoted, restarts)
+    assert (person.counts, person.label) == ((2, 5), f"{person.new}.25")
+
+
+async def test_another_spec_after_an_aborted_one_is_a_canary_again() -> None:
+    person = await rolled()
+    first = person.new
+    await person.decides(aborted)
+    await person.cluster.edited(engine={"chunkSize": 128})
+    assert first not in person.engines
+    assert person.counts == (1, 4)
+    await person.cluster.edited(engine={"chunkSize": 64})
+    assert person.counts == (1, 4), "tried again, as its user applied it again"
+    await person.cluster.edited(engine={})
+    assert (person.engines, person.label) == ({person.former: 4}, None)
+
+
+async def test_a_canary_whose_engines_are_late_is_halted_and_stays_so() -> None:
+    person = Person(await running(replicas=4, rollout=STEPS))
+    person.cluster.is_down = lambda name: "-mixed-" in name and person.former not in name
+    await person.cluster.edited(engine={"chunkSize": 64})
+    assert person.counts == (1, 4)
+    person.cluster.is_late = person.cluster.is_down
+    await person.cluster.reconciled()
+    assert (person.counts, person.label) == ((0, 4), f"{person.new}.0")
+    assert person.progressing() == ("False", "RolloutHalted")
+    person.cluster.operator_starts()
+    await person.cluster.reconciled()
+    assert person.counts == (0, 4)
+
+
+async def test_nothing_is_decided_before_the_operator_has_seen_the_spec() -> None:
+    person = await rolled()
+    person.cluster.api.edit(INFERENCE_SERVICE, "chat", {"engine": {"chunkSize": 128}})
+    with pytest.raises(NoCanaryError, match="not looked at"):
+        await person.decides(promoted)
+    without = Person(await running(replicas=2))
+    with pytest.raises(NoCanaryError, match=r"spec\.rollout\.canary is not set"):
+        await without.decides(promoted)
+
+
+async def test_a_lost_status_and_a_second_run_change_nothing() -> None:
+    person = await rolled()
+    await person.decides(promoted)
+    before = (person.engines, person.label)
+    for place in ((INFERENCE_SERVICE, "chat"), (ENGINE_POOL, "chat-mixed")):
+        person.cluster.api.objects[place]["status"] = {}
+    person.cluster.operator_starts()
+    await person.cluster.reconciled()
+    assert (person.engines, person.label) == before
+    writes = len(person.cluster.api.writes)
+    await person.cluster.reconciled()
+    assert len(person.cluster.api.writes) == writes
+
+
+async def test_the_command_shows_the_step_and_the_engines_of_both_revisions() -> None:
+    person = await rolled()
+    objects = person.cluster.api.objects
+    text = as_text(objects[INFERENCE_SERVICE, "chat"], [objects[ENGINE_POOL, "chat-mixed"]])
+    assert "Waiting: CanaryStep: Step 1 of 2, 25 % of requests" in text
+    assert [line.split() for line in text.splitlines()[2:4]] == [
+        ["mixed", person.new, "wanted", "1", "1"],
+        ["mixed", person.former, "former", "4", "4"],
+    ]

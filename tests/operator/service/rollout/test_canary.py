@@ -1,0 +1,156 @@
+"""Canaries: a new revision gets a share of requests on engines of its own, and all former engines
+stay, until a person has decided."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sluice_contract.cluster.labels import CanaryShare, Role
+from sluice_operator.api.scaling import CanarySpec
+from sluice_operator.service.revisions.revision import CanaryState, Verdict
+from sluice_operator.service.rollout.canary import Canary
+from sluice_operator.service.rollout.gpu_budget import Budget, PodCounts, plan_within
+from sluice_operator.service.rollout.surge import PoolState, Rollout, RolloutRevision
+
+from tests.examples import examples
+
+MIXED, PREFILL, DECODE = Role.MIXED, Role.PREFILL, Role.DECODE
+STABLE = {MIXED: "a"}
+
+
+def full(name: str, count: int) -> RolloutRevision:
+    """A revision with all its engines ready."""
+    return RolloutRevision(name, count, count, count, settled=True)
+
+
+def canary(step: int = 0, verdict: Verdict | None = None, **spec: Any) -> Canary:
+    return Canary(CanarySpec(**{"steps": [25, 50]} | spec), CanaryState(step, verdict))
+
+
+def plan(found: Canary, replicas: int, desired: RolloutRevision | None = None) -> Rollout:
+    """The plan of a pool with a complete revision `a`."""
+    new = desired or RolloutRevision("b", is_tried=False)
+    pools = (PoolState(MIXED, replicas, new, (full("a", replicas),)),)
+    assert found.is_open(pools, STABLE)
+    return found.plan(pools, STABLE)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "percent", "engines"),
+    [(1, 1, 1), (3, 25, 1), (4, 25, 1), (5, 25, 2), (8, 50, 4), (0, 25, 0)],
+)
+def test_a_canary_has_its_share_of_engines_beside_all_former_ones(
+    replicas: int, percent: int, engines: int
+) -> None:
+    found = plan(canary(steps=[percent]), replicas)
+    assert found.shares == {MIXED: {"b": engines, "a": replicas}}
+    assert found.canary == {MIXED: CanaryShare("b", percent)}
+    assert (found.reason, found.stable) == ("CanaryStep", STABLE)
+
+
+def test_a_complete_canary_of_a_single_engine_ends_nothing() -> None:
+    found = plan(canary(), 1, full("b", 1))
+    assert (found.shares, found.stable) == ({MIXED: {"b": 1, "a": 1}}, STABLE)
+
+
+def test_the_message_says_the_step_the_engines_and_what_comes_next() -> None:
+    assert plan(canary(), 4, full("b", 1)).message == (
+        "Step 1 of 2, 25 % of requests go to the new revision (`sluice rollout promote`: 50 %, "
+        "`abort`: none): pool mixed: 1 of 1 engines of revision b ready, 4 of 4 of a."
+    )
+    assert "`sluice rollout promote`: all" in plan(canary(step=1), 4).message
+    assert "Step 1 of 1, 10 %" in plan(canary(step=4, steps=[10]), 4).message, "fewer steps now"
+
+
+def test_the_stable_engines_follow_the_need_and_the_canary_its_share() -> None:
+    for replicas in (2, 9):
+        pool = PoolState(MIXED, replicas, full("b", 1), (full("a", 4),))
+        found = canary().plan((pool,), STABLE)
+        assert found.shares[MIXED] == {"b": ceil(replicas / 4), "a": replicas}
+
+
+@pytest.mark.parametrize("verdict", ["aborted", "worse"])
+def test_the_engines_of_a_canary_that_has_ended_go(verdict: Verdict) -> None:
+    found = plan(canary(verdict=verdict), 4, full("b", 1))
+    assert found.shares == {MIXED: {"b": 0, "a": 4}}
+    assert found.canary == {MIXED: CanaryShare("b", 0)}
+    assert found.reason == {"aborted": "CanaryAborted", "worse": "RolloutHalted"}[verdict]
+
+
+def test_engines_that_are_late_end_the_canary_once_that_is_recorded() -> None:
+    late = RolloutRevision("b", 1, is_late=True)
+    found = plan(canary(), 4, late)
+    assert (found.verdict, found.shares) == ("worse", {MIXED: {"b": 1, "a": 4}})
+    assert plan(canary(on_worse="Hold"), 4, late).verdict is None
+    assert plan(canary(verdict="aborted"), 4, late).verdict is None
+
+
+def test_there_is_no_canary_without_a_complete_revision_or_once_promoted() -> None:
+    new, former = RolloutRevision("b"), full("a", 2)
+    assert not canary().is_open((PoolState(MIXED, 2, new),), STABLE), "it is gone"
+    assert not canary().is_open((PoolState(MIXED, 2, new, (former,)),), {})
+    assert not canary().is_open((PoolState(MIXED, 2, former, (new,)),), STABLE)
+    promoted = canary(verdict="promoted")
+    assert not promoted.is_open((PoolState(MIXED, 2, new, (former,)),), STABLE)
+
+
+def two_pools(replicas: int = 4) -> tuple[PoolState, ...]:
+    """Of prefill another revision is desired, of decode the same."""
+    prefill = PoolState(PREFILL, replicas, RolloutRevision("p2"), (full("p1", replicas),))
+    return prefill, PoolState(DECODE, replicas, full("d1", replicas))
+
+
+def test_a_pool_that_is_not_changed_serves_both_revisions() -> None:
+    stable = {PREFILL: "p1", DECODE: "d1"}
+    found = canary().plan(two_pools(), stable)
+    assert found.shares == {PREFILL: {"p2": 1, "p1": 4}, DECODE: {"d1": 4}}
+    assert found.canary == {PREFILL: CanaryShare("p2", 25), DECODE: CanaryShare("all", 25)}
+
+
+def test_pools_that_cannot_work_together_are_named() -> None:
+    prefill, decode = two_pools()
+    prefill = replace(prefill, desired=replace(prefill.desired, fingerprint="int8"))
+    decode = replace(decode, desired=replace(decode.desired, fingerprint="auto"))
+    found = canary().plan((prefill, decode), {PREFILL: "p1", DECODE: "d1"})
+    assert found.reason == "WaitsForPool"
+    assert "cannot work together" in found.message
+
+
+@pytest.mark.parametrize(("gpus", "engines"), [(4, 0), (5, 1)])
+def test_a_canary_waits_for_the_budget_and_ends_nothing(gpus: int, engines: int) -> None:
+    pools = (PoolState(MIXED, 4, RolloutRevision("b", is_tried=False), (full("a", 4),)),)
+    budget = Budget(gpus, {MIXED: 1}, {MIXED: PodCounts({"a": 4}, 0)})
+    found = plan_within(pools, STABLE, canary().plan, budget)
+    assert found.shares == {MIXED: {"b": engines, "a": 4}}
+    assert found.reason == ("CanaryStep" if engines else "WaitsForBudget")
+    assert found.canary == {MIXED: CanaryShare("b", 25)}
+
+
+revisions = st.builds(
+    RolloutRevision,
+    name=st.just("b"),
+    replicas=st.integers(0, 9),
+    ready=st.integers(0, 9),
+    stopped=st.booleans(),
+    is_late=st.booleans(),
+)
+states = st.builds(
+    CanaryState, step=st.integers(0, 3), verdict=st.sampled_from([None, "aborted", "worse"])
+)
+
+
+@given(new=revisions, state=states, replicas=st.integers(0, 9), ready=st.integers(0, 9))
+@examples(200)
+def test_whatever_becomes_of_a_canary_all_former_engines_stay(
+    new: RolloutRevision, state: CanaryState, replicas: int, ready: int
+) -> None:
+    former = RolloutRevision("a", replicas, ready)
+    found = Canary(CanarySpec(steps=[5, 25]), state)
+    planned = found.plan((PoolState(MIXED, replicas, new, (former,)),), STABLE)
+    assert planned.shares[MIXED]["a"] == replicas
+    assert planned.stable == STABLE
