@@ -193,7 +193,7 @@ def _rest(plan: PoolChildren, desired: int, ready: int) -> str:
     if asked >= desired:
         return "the others are starting"
     starting = f"{asked - ready} are starting, " if asked > ready else ""
-    return f"{starting}{desired - asked} wait until others give them their place"
+    return f"{starting}{desired - asked} come later in the roll-out"
 
 
 def _without_claims(observed: PoolObserved, plan: PoolChildren) -> Check | None:
@@ -213,7 +213,7 @@ def _without_claims(observed: PoolObserved, plan: PoolChildren) -> Check | None:
 
 def _complete(plan: PoolChildren, spec: EnginePoolSpec, count: str) -> Check:
     if spec.replicas and len(spec.revisions or ()) > 1:
-        text = f"{count}; the former revision goes when every pool of the service is complete."
+        text = f"{count}; the former revision stays until the roll-out of the service is done."
         return Check("False", reasons.ROLLING_OUT, text)
     if spec.replicas and spec.pod_surge:
         text = f"{count}; all of their pods are new, and none comes beside them any more."

@@ -171,9 +171,6 @@ INVALID: dict[str, Invalid] = {
     "a canary's step of all": Invalid(
         {"rollout": {"canary": {"steps": [50, 100]}}}, "spec.rollout.canary.steps[1]"
     ),
-    "a canary's judge": Invalid(
-        {"rollout": {"canary": {"judge": {}}}}, "spec.rollout.canary.judge"
-    ),
     "unknown provider": Invalid({"autoscaling": {"provider": "Me"}}, "spec.autoscaling.provider"),
     "a collector's port above all ports": Invalid(
         traced("http://h:99999"), "spec.tracing.endpoint", "port of 1 to 65535"

@@ -74,6 +74,14 @@ SPECS: list[tuple[dict[str, Any], str]] = [
     ({"paused": "yes"}, 'spec.paused: "yes" is not allowed; allowed: true or false'),
     ({"rollout": {"strategy": "Both"}},
      "spec.rollout.strategy: \"Both\" is not allowed; allowed: 'Surge' or 'InPlace'"),
+    ({"rollout": {"canary": {"judge": {}}}},
+     "spec.rollout.canary.judge: unknown field; allowed: onWorse, steps"),
+    ({"rollout": {"canary": {"steps": [25, 5]}}},
+     "spec.rollout.canary.steps: [25,5] is not allowed; allowed: percents that grow with each "
+     "step"),
+    ({"rollout": {"strategy": "InPlace", "canary": {}}},
+     "spec.rollout.canary: {} is not allowed; allowed: only with strategy Surge: the new engines "
+     "come in addition to the old ones"),
     ({"rollout": {"strategy": True}},
      "spec.rollout.strategy: true is not allowed; allowed: 'Surge' or 'InPlace'"),
     ({"engine": {"prefixEvictionPolicy": "old"}},

@@ -342,8 +342,8 @@ def test_engines_that_have_just_become_ready_serve_and_are_not_all_of_the_spec_y
 @pytest.mark.parametrize(
     ("shares", "rest"),
     [
-        ({"a": 3}, "3 wait until others give them their place"),
-        ({"a": 2}, "1 are starting, 2 wait until others give them their place"),
+        ({"a": 3}, "3 come later in the roll-out"),
+        ({"a": 2}, "1 are starting, 2 come later in the roll-out"),
     ],
 )
 def test_engines_that_have_no_place_yet_are_not_called_starting(

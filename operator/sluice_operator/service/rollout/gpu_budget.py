@@ -222,12 +222,12 @@ def _held_back(pools: tuple[PoolState, ...], rollout: Rollout, budget: Budget) -
         most = {r.name: max(r.replicas, planned(r)) for r in pool.all}
         left -= budget.engine_gpus[pool.role] * _holding(pool.role, most, budget)
     shares: dict[Role, Shares] = {}
-    waits = 0
+    waits, not_yet = 0, _canary_waits(rollout, last, left, budget)
     for role, desired in _without_vain_ends(pools, rollout, budget).items():
         gpus, shares[role] = budget.engine_gpus[role], {}
         for name, count in desired.items():
             before = last[role].get(name, 0)
-            more = count - before
+            more = min(0, count - before) if (role, name) in not_yet else count - before
             new = min(more, max(0, left) // gpus) if more > 0 and gpus else more
             left -= gpus * max(0, new)
             waits += max(0, rollout.shares[role][name] - before - max(0, new))
@@ -238,6 +238,20 @@ def _held_back(pools: tuple[PoolState, ...], rollout: Rollout, budget: Budget) -
     if budget.former_gpus:
         text += f" Pools of the former mode hold {budget.former_gpus}: {FORMER_STAYS}."
     return replace(rollout, shares=shares, reason=WAITS_FOR_BUDGET, message=text)
+
+
+def _canary_waits(
+    rollout: Rollout, last: Mapping[Role, Shares], left: int, budget: Budget
+) -> set[tuple[Role, str]]:
+    """The revisions of a canary that wait, as there is no room for the first engine of each: an
+    engine without one of the other pool would serve nobody."""
+    first = {
+        (role, share.revision)
+        for role, share in rollout.canary.items()
+        if rollout.shares[role].get(share.revision) and not last[role].get(share.revision)
+    }
+    needed = sum(budget.engine_gpus[role] for role, _ in first)
+    return first if needed > left else set()
 
 
 def _without_vain_ends(

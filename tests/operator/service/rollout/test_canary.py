@@ -131,6 +131,24 @@ def test_a_canary_waits_for_the_budget_and_ends_nothing(gpus: int, engines: int)
     assert found.canary == {MIXED: CanaryShare("b", 25)}
 
 
+@pytest.mark.parametrize(("gpus", "engines"), [(5, 0), (6, 1)])
+def test_of_two_pools_neither_begins_without_room_for_both(gpus: int, engines: int) -> None:
+    roles = {PREFILL: "p", DECODE: "d"}
+    pools = tuple(
+        PoolState(role, 2, RolloutRevision(f"{name}2", is_tried=False), (full(f"{name}1", 2),))
+        for role, name in roles.items()
+    )
+    stable = {role: f"{name}1" for role, name in roles.items()}
+    counted = {role: PodCounts({stable[role]: 2}, 0) for role in roles}
+    budget = Budget(gpus, dict.fromkeys(roles, 1), counted)
+    found = plan_within(pools, stable, canary().plan, budget)
+    assert found.shares == {
+        PREFILL: {"p2": engines, "p1": 2},
+        DECODE: {"d2": engines, "d1": 2},
+    }
+    assert found.reason == ("CanaryStep" if engines else "WaitsForBudget")
+
+
 revisions = st.builds(
     RolloutRevision,
     name=st.just("b"),
