@@ -6,6 +6,7 @@ hashed with the name of the revision. So a chat stays where it is while the shar
 roll-out begins with other chats.
 
 An engine whose revision is not known yet gets no request: it would be counted to the wrong side.
+One that answers without a readable report gets requests where no other engine is usable.
 """
 
 from __future__ import annotations
@@ -48,8 +49,9 @@ def in_order(
     """Groups of engines for the request with this key: the next group is used only if no engine of
     the one before is usable. None: the former revision goes first, as for every retry."""
     new, former = by_revision(shares, engines)
+    unknown = [engine for engine in engines if engine.received is None and engine.unreadable]
     is_new = key is not None and goes_to_new(shares, key)
-    groups = (new, former) if is_new else (former, new)
+    groups = (new, former, unknown) if is_new else (former, new, unknown)
     return [group for group in groups if group]
 
 

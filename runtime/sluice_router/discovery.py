@@ -220,7 +220,10 @@ class LoadPoller:
         """Engine's key → polls in a row that a ready engine answered without a report."""
 
     async def run(self) -> None:
-        """Poll for ever; replicas of the router drift apart by jitter."""
+        """Poll for ever, from the first list of engines on; replicas of the router drift apart by
+        jitter."""
+        if not self._fleet.discovered:
+            await self._fleet.wait_for_change(self._settings.interval_seconds)
         while True:
             await self.poll_all()
             await asyncio.sleep(self._settings.interval_seconds * self._jitter.uniform(0.8, 1.2))

@@ -91,6 +91,8 @@ class EngineState:
     failed_until_seconds: float = 0.0
     unreachable: bool = False
     """Whether the last attempt to ask for a load report got no connection."""
+    unreadable: bool = False
+    """Whether it answers when it is asked for its load, but has never given a readable report."""
     picked_seconds: float = 0.0
     """When it was last picked; of equal engines the one picked longer ago is next."""
     refused_private_seconds: float | None = None
@@ -310,7 +312,9 @@ class Fleet:
 
     def reached(self, key: str) -> None:
         """The engine answered, though without a report: it may get requests again."""
-        if self._update(key, unreachable=False):
+        state = self._states.get(key)
+        if state is not None:
+            self._update(key, unreachable=False, unreadable=state.received is None)
             self._wake()
 
     def failed(self, key: str) -> None:

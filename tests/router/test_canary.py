@@ -97,6 +97,17 @@ def test_an_engine_before_its_first_report_serves_neither_side() -> None:
     assert in_order(SHARES, [engine("c", None)], b"key") == []
 
 
+def test_an_engine_without_a_readable_report_is_the_last_to_be_asked() -> None:
+    fleet = Fleet(lambda: 0.0)
+    fleet.replace_endpoints([engine(name).endpoint for name in "ab"], SHARES)
+    first, second = fleet.engines()
+    assert in_order(SHARES, fleet.engines(), b"key") == []
+    fleet.reached(first.key)
+    assert list(map(names, in_order(SHARES, fleet.engines(), b"key"))) == [["a"]]
+    fleet.report(second.key, fakes.load_report(revision="former"), own_inflight=0)
+    assert list(map(names, in_order(SHARES, fleet.engines(), None))) == [["b"], ["a"]]
+
+
 def test_an_engine_of_a_pool_that_is_not_changed_serves_both_sides() -> None:
     shares = {PREFILL: CanaryShare("p2", 25), DECODE: CanaryShare(ALL_REVISIONS, 25)}
     engines = [engine("p1", "p1", PREFILL), engine("p2", "p2", PREFILL), engine("d", "d1", DECODE)]

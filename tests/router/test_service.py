@@ -35,7 +35,7 @@ def slice_of(name: str, engine: fakes.FakeEngine, **conditions: bool) -> Slice:
 
 @asynccontextmanager
 async def service(
-    kube: FakeKube, monkeypatch: pytest.MonkeyPatch
+    kube: FakeKube, monkeypatch: pytest.MonkeyPatch, interval_seconds: float = 0.05
 ) -> AsyncIterator[fakes.RunningRouter]:
     """A router that finds its engines through the API server."""
     cluster = Cluster(kube.url, lambda: Credentials({}))
@@ -44,7 +44,7 @@ async def service(
         discovery=Discovery(service="chat"),
         server=RouterServer(port=0, metrics_port=0, lame_duck_seconds=0, drain_seconds=5),
         upstream=Upstream(wait_for_engine_seconds=5),
-        load=LoadFollowing(interval_seconds=0.05),
+        load=LoadFollowing(interval_seconds=interval_seconds),
     )
     async with fakes.running_from(config, {"POD_NAMESPACE": "ns"}) as router:
         yield router
@@ -68,6 +68,15 @@ async def test_a_router_is_ready_with_no_engines_but_not_before_it_has_looked(
             await asyncio.wait_for(kube.watched_from.get(), PATIENCE_SECONDS)
             async with client.get(router.metrics_url + "/ready") as response:
                 assert await response.json() == {"ready": True, "engines": 0, "reason": "Ready"}
+
+
+async def test_engines_are_asked_for_their_load_as_soon_as_they_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running_kube() as kube, fakes.running_engine(fakes.streams) as engine:
+        kube.slices["s1"] = slice_of("a", engine, ready=True)
+        async with service(kube, monkeypatch, interval_seconds=60):
+            await asyncio.wait_for(engine.polled.wait(), PATIENCE_SECONDS / 2)
 
 
 async def test_scale_in_and_the_api_servers_end_lose_no_request(
