@@ -44,11 +44,28 @@ def test_a_promotion_is_a_step_and_after_the_last_all(
     assert promoted(before, [5, 25])[0] == after
 
 
-class Person:
-    """Somebody with `sluice rollout` at a service that is complete, with another spec."""
+class Decisions:
+    """Somebody with `sluice rollout` at a service."""
 
     def __init__(self, cluster: MemoryCluster) -> None:
         self.cluster = cluster
+
+    async def decides(self, decide: Decide, restarts: bool = False) -> None:
+        session = Session(self.cluster.api, "default", "chat")  # type: ignore[arg-type]
+        service, items = await session.service(), await session.revisions()
+        revision, _ = decided(service, items, decide)
+        (live,) = (item for item in items if item["metadata"]["name"] == revision.name)
+        await session.write_state(live, revision.state.to_json(revision.number))
+        if restarts:
+            self.cluster.operator_starts()
+        await self.cluster.reconciled()
+
+
+class Person(Decisions):
+    """Somebody at a service of one pool that is complete."""
+
+    def __init__(self, cluster: MemoryCluster) -> None:
+        super().__init__(cluster)
         (self.former,) = self.engines
 
     @property
@@ -80,16 +97,6 @@ class Person:
         found = condition(self.cluster.status, "Progressing")
         return found["status"], found["reason"]
 
-    async def decides(self, decide: Decide, restarts: bool = False) -> None:
-        session = Session(self.cluster.api, "default", "chat")  # type: ignore[arg-type]
-        service, items = await session.service(), await session.revisions()
-        revision, _ = decided(service, items, decide)
-        (live,) = (item for item in items if item["metadata"]["name"] == revision.name)
-        await session.write_state(live, revision.state.to_json(revision.number))
-        if restarts:
-            self.cluster.operator_starts()
-        await self.cluster.reconciled()
-
 
 async def rolled(**spec: Any) -> Person:
     """A canary of four engines whose first step is reached."""
@@ -117,6 +124,21 @@ async def test_a_person_promotes_a_canary_step_by_step(restarts: bool) -> None:
     assert events.count("CanaryEnded") == 1
     with pytest.raises(NoCanaryError, match="no new revision"):
         await person.decides(aborted)
+
+
+async def test_two_pools_are_one_canary() -> None:
+    cluster = await running(replicas=4, prefill={"replicas": 2}, rollout=STEPS)
+    await cluster.edited(engine={"chunkSize": 64})
+    person, pools = Decisions(cluster), ("chat-prefill", "chat-decode")
+    objects = cluster.api.objects
+    labels = [objects[SERVICE, pool]["metadata"]["labels"][CANARY] for pool in pools]
+    shares = [objects[ENGINE_POOL, pool]["spec"]["revisions"] for pool in pools]
+    assert labels == [f"{each[0]['name']}.25" for each in shares]
+    assert [[share["replicas"] for share in each] for each in shares] == [[1, 2], [1, 4]]
+    await person.decides(promoted_to_all)
+    assert [cluster.engines(pool) for pool in pools] == [2, 4]
+    assert all(CANARY not in objects[SERVICE, pool]["metadata"]["labels"] for pool in pools)
+    assert condition(cluster.status, "Updated")["status"] == "True"
 
 
 async def test_all_steps_can_be_skipped() -> None:
