@@ -154,7 +154,8 @@ def _row(
         vocabulary, hidden, width, layers, heads, kv_heads, head_dim, context, tied_embeddings=tied
     )
     if experts:
-        own = Experts(frozenset(range(layers)), *experts, renormalised=True)
+        count, active, own_width = experts
+        own = Experts(frozenset(range(layers)), count, active, own_width, renormalised=True)
         shape = replace(shape, experts=own)
     name = re.sub(r"\[.*?\]|[^a-z0-9.]", "", repository.partition("/")[2].casefold())
     packed = ("mxfp4", MXFP4) if kind == "GptOss" else ()

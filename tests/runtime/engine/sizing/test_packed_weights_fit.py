@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from sluice_contract.config.packing import PACKED_INPUTS
+from sluice_kernels.packed import BLOCK
 from sluice_runtime.engine.sizing.gpu_plan import MIB, ModelBytes, PoolQuestion, step_tokens
 from sluice_runtime.model.families.registry import spec_from
 from sluice_runtime.model.quantisation_config import format_from
@@ -25,6 +27,10 @@ def test_a_refusal_says_that_quantised_weights_are_held_in_the_engines_type() ->
     assert (line or "").startswith(
         "model weights, dequantised from AWQ, 4 bits, groups of 128, want 6"
     )
+
+
+def test_kernels_pack_as_many_inputs_together_as_plans_count() -> None:
+    assert BLOCK == PACKED_INPUTS
 
 
 PACKED_FITS = {
