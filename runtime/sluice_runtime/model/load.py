@@ -11,6 +11,7 @@ from typing import Final
 import torch
 from sluice_contract.base import ConfigError
 from sluice_contract.config.engine import AttentionBackend
+from sluice_contract.config.packing import rank_counts
 from sluice_kernels.packed import PackedMatrix
 
 from sluice_runtime.errors import InvalidConfigError, ModelLoadError
@@ -136,12 +137,12 @@ def check_division(spec: ModelSpec, ranks: int) -> None:
 
 
 def check_groups(spec: ModelSpec, ranks: int) -> None:
-    """Raises InvalidConfigError if `ranks` ranks would cut a group of packed inputs."""
-    if spec.packing is None or not spec.packing.parts % ranks:
+    """Raises InvalidConfigError if a rank would have a part of a packed group, or none."""
+    packing = spec.packing
+    if packing is None or ranks in (counts := rank_counts(spec, packing)):
         return
-    sizes = ", ".join(str(n) for n in spec.rank_counts if not spec.packing.parts % n)
-    allowed = f"one of {sizes}, so that each rank has whole groups of packed inputs"
-    allowed += f" ({spec.quantised})"
+    allowed = f"one of {', '.join(map(str, counts))}, so that each rank has whole groups of "
+    allowed += f"{packing.unit} packed inputs ({spec.quantised})"
     raise InvalidConfigError(str(ConfigError("tensorParallelSize", ranks, allowed)))
 
 

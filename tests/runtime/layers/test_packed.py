@@ -38,16 +38,27 @@ def test_without_a_gpu_nothing_stays_packed(monkeypatch: pytest.MonkeyPatch) -> 
     assert not can_pack(GPU)
 
 
-def test_ranks_that_would_cut_a_group_are_refused() -> None:
-    """gpt-oss has 2,880 inputs in groups of 32."""
-    spec = spec_from(CONFIGS["openai/gpt-oss-120b"])
-    check_groups(spec, 2)
+def test_ranks_share_whole_groups_and_without_one_are_refused() -> None:
+    """gpt-oss has 90 groups of 32 inputs, an expert of Qwen3-30B-A3B-FP8 six of 128."""
+    for ranks in (2, 4, 8):
+        check_groups(spec_from(CONFIGS["openai/gpt-oss-120b"]), ranks)
+    spec = spec_from(CONFIGS["Qwen/Qwen3-30B-A3B-FP8"])
+    check_groups(spec, 4)
     with pytest.raises(InvalidConfigError) as caught:
-        check_groups(spec, 4)
+        check_groups(spec, 8)
     assert str(caught.value) == (
-        "tensorParallelSize: 4 is not allowed; allowed: one of 1, 2, so that each rank has whole "
-        "groups of packed inputs (MXFP4)"
+        "tensorParallelSize: 8 is not allowed; allowed: one of 1, 2, 4, so that each rank has "
+        "whole groups of 128 packed inputs (FP8 in blocks of 128x128)"
     )
+
+
+def test_heads_whose_values_are_a_part_of_a_group_are_refused() -> None:
+    spec = spec_from(
+        {**CONFIGS["Qwen/Qwen3-30B-A3B-FP8"], "head_dim": 64, "num_attention_heads": 4}
+    )
+    check_groups(spec, 2)
+    with pytest.raises(InvalidConfigError, match="one of 1, 2, so that"):
+        check_groups(spec, 4)
 
 
 def test_a_packed_product_is_that_of_its_numbers() -> None:
