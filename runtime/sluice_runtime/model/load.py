@@ -11,19 +11,19 @@ from typing import Final
 import torch
 from sluice_contract.base import ConfigError
 from sluice_contract.config.engine import AttentionBackend
+from sluice_contract.config.packing import Packing
 from sluice_kernels.packed import PackedMatrix
 
 from sluice_runtime.errors import InvalidConfigError, ModelLoadError
 from sluice_runtime.layers.adapters import AdapterBank
 from sluice_runtime.layers.backend import Backend, choose_backend, with_pages, with_weights
-from sluice_runtime.layers.packed import can_pack
 from sluice_runtime.layers.rope import inverse_frequencies, pair_order
 from sluice_runtime.layers.stack import LayerWeights
 from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.model.families.registry import family_of, spec_from
 from sluice_runtime.model.files import ModelFiles
 from sluice_runtime.model.kv_scales import kv_scales
-from sluice_runtime.model.layer_tensors import WHOLE_ON_CPU, Placement, Reader
+from sluice_runtime.model.layer_tensors import WHOLE_ON_CPU, Placement, Reader, packed_unit
 from sluice_runtime.model.load_progress import LoadProgress, OnRead, unreported
 from sluice_runtime.model.quantised import Format, QuantisedWeights
 from sluice_runtime.model.read_ahead import read_ahead
@@ -63,7 +63,7 @@ def load_model(
     spec = spec_from(files.config)
     spec = spec.serving(placement.context_tokens or spec.context_length_tokens)
     check_division(spec, placement.group.size)
-    if can_pack(placement.device):
+    if placement.packs:
         check_groups(spec, placement.group.size)
     family = family_of(spec)
     model_dtype: torch.dtype = getattr(torch, spec.dtype if dtype == "auto" else dtype)
@@ -100,7 +100,7 @@ def _quantised(
     """A reader of quantised matrices, which stay packed if the device has a product for them."""
     spec, device, family = reader.spec, reader.placement.device, family_of(reader.spec)
     source = QuantisedWeights(checkpoint, read, stored_as, device)
-    is_packed = spec.packing is not None and can_pack(device)
+    is_packed = spec.packing is not None and reader.placement.packs
     held = f"{'packed, the others' if is_packed else 'held'} as {reader.dtype}"
     logger.info("weights: %s, %d MiB read; %s", stored_as, checkpoint.size_bytes >> 20, held)
     prefix = family.prefix(checkpoint)
@@ -136,13 +136,24 @@ def check_division(spec: ModelSpec, ranks: int) -> None:
 
 
 def check_groups(spec: ModelSpec, ranks: int) -> None:
-    """Raises InvalidConfigError if `ranks` ranks would cut a group of packed inputs."""
-    if spec.packing is None or not spec.packing.parts % ranks:
+    """Raises InvalidConfigError if a rank would have a part of a packed group, or none."""
+    if spec.packing is None or _has_groups(spec, spec.packing, ranks):
         return
-    sizes = ", ".join(str(n) for n in spec.rank_counts if not spec.packing.parts % n)
-    allowed = f"one of {sizes}, so that each rank has whole groups of packed inputs"
-    allowed += f" ({spec.quantised})"
+    counts = [count for count in spec.rank_counts if _has_groups(spec, spec.packing, count)]
+    allowed = f"one of {', '.join(map(str, counts))}, so that each rank has whole groups of "
+    allowed += f"{packed_unit(spec.packing)} packed inputs ({spec.quantised})"
     raise InvalidConfigError(str(ConfigError("tensorParallelSize", ranks, allowed)))
+
+
+def _has_groups(spec: ModelSpec, packing: Packing, ranks: int) -> bool:
+    """Whether each of `ranks` ranks has whole groups. Those of a feed-forward part may be shared
+    unevenly, those of heads may not."""
+    unit, heads = packed_unit(packing), spec.heads * spec.head_dim
+    widths = [spec.experts.width] if spec.experts else []
+    if not packing.experts_only and (not spec.experts or len(spec.experts.layers) < spec.layers):
+        widths.append(spec.intermediate_size)
+    is_whole = packing.experts_only or heads // ranks % unit == 0
+    return is_whole and all(width // unit >= ranks for width in widths)
 
 
 def build_decoder(reader: Reader, backend: Backend) -> Decoder:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from sluice_contract.config.engine import AttentionBackend
-from sluice_runtime.model import load
+from sluice_runtime.model import layer_tensors
 from sluice_runtime.model.adapters import adapter_key
 from sluice_runtime.wire.messages import Generate
 
@@ -108,7 +108,7 @@ def test_a_mixed_batch_answers_as_each_adapter_alone(
 def test_packed_weights_take_adapters(
     pair_of: PairOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load, "can_pack", lambda device: True)
+    monkeypatch.setattr(layer_tensors, "can_pack", lambda device: True)
     quantised, meant = tmp_path / "quantised", tmp_path / "meant"
     quantised.mkdir()
     meant.mkdir()

@@ -10,6 +10,7 @@ from sluice_runtime.layers.dense import linear
 from sluice_runtime.layers.packed import as_tensor, can_pack, joined
 from sluice_runtime.model.families.registry import spec_from
 from sluice_runtime.model.load import check_groups
+from sluice_runtime.model.shard import Shard
 
 from tests.kernels.packed_matrices import packed_matrix
 from tests.published_configs import CONFIGS
@@ -38,16 +39,39 @@ def test_without_a_gpu_nothing_stays_packed(monkeypatch: pytest.MonkeyPatch) -> 
     assert not can_pack(GPU)
 
 
-def test_ranks_that_would_cut_a_group_are_refused() -> None:
-    """gpt-oss has 2,880 inputs in groups of 32."""
-    spec = spec_from(CONFIGS["openai/gpt-oss-120b"])
-    check_groups(spec, 2)
+def test_ranks_share_whole_groups_and_without_one_are_refused() -> None:
+    """gpt-oss has 90 groups of 32 inputs, an expert of Qwen3-30B-A3B-FP8 six of 128."""
+    for ranks in (2, 4, 8):
+        check_groups(spec_from(CONFIGS["openai/gpt-oss-120b"]), ranks)
+    spec = spec_from(CONFIGS["Qwen/Qwen3-30B-A3B-FP8"])
+    check_groups(spec, 4)
     with pytest.raises(InvalidConfigError) as caught:
-        check_groups(spec, 4)
+        check_groups(spec, 8)
     assert str(caught.value) == (
-        "tensorParallelSize: 4 is not allowed; allowed: one of 1, 2, so that each rank has whole "
-        "groups of packed inputs (MXFP4)"
+        "tensorParallelSize: 8 is not allowed; allowed: one of 1, 2, 4, so that each rank has "
+        "whole groups of 128 packed inputs (FP8 in blocks of 128x128)"
     )
+
+
+def test_heads_whose_values_are_a_part_of_a_group_are_refused() -> None:
+    spec = spec_from(
+        {**CONFIGS["Qwen/Qwen3-30B-A3B-FP8"], "head_dim": 64, "num_attention_heads": 4}
+    )
+    check_groups(spec, 2)
+    with pytest.raises(InvalidConfigError, match="one of 1, 2, so that"):
+        check_groups(spec, 4)
+
+
+def test_a_feed_forward_part_is_shared_in_whole_units() -> None:
+    """The 2,880 inner values of gpt-oss over eight ranks, and two outputs for each of them."""
+    for outputs in (1, 2):
+        whole = (3, 2880 * outputs)
+        parts = [Shard(rank, 8, unit=32).inner(whole, 1, outputs) for rank in range(8)]
+        groups = [part.length // (32 * outputs) for part in parts]
+        assert groups == [12, 12, 11, 11, 11, 11, 11, 11]
+        ends = [part.begin + part.length for part in parts]
+        assert [part.begin for part in parts] == [0, *ends[:-1]]
+        assert ends[-1] == 2880 * outputs
 
 
 def test_a_packed_product_is_that_of_its_numbers() -> None:

@@ -140,14 +140,16 @@ def test_packed_parts_joined_are_the_numbers_that_are_meant(
     tmp_path: Path, scheme: str, streamed: bool
 ) -> None:
     meant = write(tmp_path, scheme)
-    for ranks, split in ((1, Split.ROWS), (2, Split.ROWS), (3, Split.ROWS), (3, Split.COLUMNS)):
+    for ranks, split in (
+        *((1, Split.ROWS), (2, Split.ROWS), (3, Split.ROWS)),
+        *((3, Split.COLUMNS), (2, Split.DOWN)),  # of three groups
+    ):
+        shards = [Shard(rank, ranks, unit=32) for rank in range(ranks)]
         parts = [
-            read_packed(
-                tmp_path, scheme, Shard(rank, ranks).part((OUT, WIDTH), split), streamed=streamed
-            )
-            for rank in range(ranks)
+            read_packed(tmp_path, scheme, shard.part((OUT, WIDTH), split), streamed=streamed)
+            for shard in shards
         ]
-        dim = 0 if split is Split.ROWS else 1
+        dim = int(split.is_by_inputs)
         assert torch.equal(torch.cat([dequantised(part) for part in parts], dim), meant)
 
 
@@ -208,7 +210,7 @@ def read_stack(folder: Path, shard: Shard, dim: int, *, streamed: bool = False) 
             own = StreamedWeights(checkpoint, LateCopies(), LoadProgress(0), 128)
             source = stack.enter_context(own)
         weights = QuantisedWeights(checkpoint, source, stored_as)
-        part = weights.read(STACK, shard.along((EXPERTS, INNER, OUTPUTS), dim), torch.float32)
+        part = weights.read(STACK, shard.inner((EXPERTS, INNER, OUTPUTS), dim), torch.float32)
         weights.settle()
         assert not weights.unread()
         return part
@@ -250,7 +252,7 @@ def test_the_parts_of_packed_experts_joined_are_the_numbers_that_are_meant(
     parts = []
     with Checkpoint(tmp_path) as checkpoint:
         for rank in range(3 if dim == 1 else 4):
-            part = Shard(rank, 3 if dim == 1 else 4).along((EXPERTS, INNER, OUTPUTS), dim)
+            part = Shard(rank, 3 if dim == 1 else 4).inner((EXPERTS, INNER, OUTPUTS), dim)
             weights = QuantisedWeights(checkpoint, MappedWeights(checkpoint), Mxfp4())
             matrix = weights.read_packed(STACK, part)
             weights.settle()
@@ -279,7 +281,7 @@ def test_stacked_experts_are_read_in_whole_buffers(tmp_path: Path, ranks: int, d
     save_file(
         {f"{STACK}_blocks": blocks, f"{STACK}_scales": scales}, tmp_path / "model.safetensors"
     )
-    part, copies = Shard(ranks - 1, ranks).along((experts, width, out), dim), CountedCopies()
+    part, copies = Shard(ranks - 1, ranks).inner((experts, width, out), dim), CountedCopies()
     buffer = blocks.nbytes // 4
     with (
         Checkpoint(tmp_path) as checkpoint,
@@ -314,7 +316,7 @@ def test_experts_in_mxfp4_have_whole_blocks(
     with Checkpoint(tmp_path) as checkpoint:
         weights = QuantisedWeights(checkpoint, MappedWeights(checkpoint), stored_as)
         with pytest.raises(ModelLoadError, match=r"40 inputs of layer\.experts\.down_proj"):
-            weights.read(STACK, Shard().along((EXPERTS, 40, OUTPUTS), 1), torch.float32)
+            weights.read(STACK, Shard().inner((EXPERTS, 40, OUTPUTS), 1), torch.float32)
 
 
 def refusal(folder: Path, scheme: str, change: Change) -> str:
