@@ -124,7 +124,7 @@ class ModelBytes:
             hidden, width = spec.hidden_size, experts.width // self.ranks
             copies = experts.active * self._family.expert_step_values(hidden, width)
             chosen = 4 * experts.count + 16 * experts.active
-            feed_forward = max(feed_forward, copies + chosen + 3 * hidden)
+            feed_forward = max(feed_forward, copies + chosen + 4 * hidden)
         heads = spec.heads // self.ranks + 2 * spec.rank_kv_heads(self.ranks)
         attention = 3 * heads * spec.head_dim + 3 * spec.hidden_size
         # A norm that is not one fused kernel computes in float32.

@@ -264,7 +264,7 @@ class Family:
     def expert_step_values(self, hidden: int, width: int) -> int:
         """Most values that an expert holds at once for each token; `width`: a rank's part of its
         width."""
-        return max(2 * hidden, hidden + 2 * width, 4 * width)
+        return max(hidden + width, 4 * width)
 
     def gathered_values(self, values: int, head_dim: int) -> int:
         """Values that plain torch's attention holds at once while it gathers `values` of them."""

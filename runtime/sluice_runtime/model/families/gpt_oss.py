@@ -92,8 +92,8 @@ class _GptOss(Family):
         return experts.count * (outputs + 1)
 
     def expert_step_values(self, hidden: int, width: int) -> int:
-        # Each of an expert's tokens has its own row of biases.
-        return max(hidden + 4 * width, 2 * hidden + width)
+        # The activation is one kernel.
+        return max(hidden + width, 3 * width)
 
     def gathered_values(self, values: int, head_dim: int) -> int:
         return values + values * (head_dim + _SINK_VALUES) // head_dim
