@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from sluice_contract.base import ConfigError
 from sluice_contract.config.engine import AttentionBackend
-from sluice_contract.config.packing import Packing
+from sluice_contract.config.packing import PACKED_INPUTS, Packing
 from sluice_kernels.packed import PackedMatrix
 
 from sluice_runtime.errors import InvalidConfigError, ModelLoadError
@@ -100,9 +100,18 @@ def _quantised(
     """A reader of quantised matrices, which stay packed if the device has a product for them."""
     spec, device, family = reader.spec, reader.placement.device, family_of(reader.spec)
     source = QuantisedWeights(checkpoint, read, stored_as, device)
-    is_packed = spec.packing is not None and reader.placement.packs
-    held = f"{'packed, the others' if is_packed else 'held'} as {reader.dtype}"
-    logger.info("weights: %s, %d MiB read; %s", stored_as, checkpoint.size_bytes >> 20, held)
+    is_packed, held = spec.packing is not None and reader.placement.packs, "dequantised as"
+    if is_packed:
+        held = "packed, the others as"
+    elif reader.placement.packs:
+        held = f"inputs are not in whole groups of a multiple of {PACKED_INPUTS}, so {held}"
+    logger.info(
+        "weights: %s, %d MiB read; %s %s",
+        stored_as,
+        checkpoint.size_bytes >> 20,
+        held,
+        reader.dtype,
+    )
     prefix = family.prefix(checkpoint)
 
     def packed(name: str, part: TensorPart) -> PackedMatrix | None:

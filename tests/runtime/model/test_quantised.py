@@ -6,19 +6,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from sluice_contract.config.model_shape import ModelShape
 from sluice_contract.config.packing import packing_of
-from sluice_contract.config.supported import QUANTISATIONS
-from sluice_kernels.packed import PackedMatrix, dequantised
+from sluice_kernels.packed import PackedMatrix, dequantised, joined
 from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.model.load_progress import LoadProgress
 from sluice_runtime.model.mxfp4 import Mxfp4
-from sluice_runtime.model.quantisation_config import FORMATS, format_from
+from sluice_runtime.model.quantisation_config import format_from
 from sluice_runtime.model.quantised import QuantisedWeights
 from sluice_runtime.model.shard import Shard, Split, TensorPart
 from sluice_runtime.model.staging import Wait
@@ -29,9 +27,6 @@ from torch import Tensor
 from tests.runtime.model.quantised_checkpoints import (
     SCHEMES,
     awq,
-    block_fp8,
-    compressed,
-    gptq,
     mxfp4,
 )
 from tests.runtime.model.test_streamed_weights import LateCopies
@@ -163,8 +158,33 @@ def test_a_packed_matrix_takes_the_bytes_that_config_json_says(tmp_path: Path, s
     packing = packing_of(config, shape_with_inputs(WIDTH))
     assert packing is not None
     held = sum(part.nbytes for part in matrix.parts)
-    absent = OUT * groups if matrix.zeros is None and packing.bits == 4 else 0
-    assert packing.matrix_bytes(OUT, WIDTH) == held + absent
+    assert packing.matrix_bytes(OUT, WIDTH) == held
+
+
+def test_zeros_of_gptq_reach_16(tmp_path: Path) -> None:
+    """Its first layout stores them reduced by one."""
+
+    def change(stored: dict[str, Tensor]) -> None:
+        stored["qweight"].zero_()
+        stored["scales"].fill_(1)
+        stored["qzeros"].fill_(-1)  # all bits
+
+    write(tmp_path, "gptq", change)
+    whole = Shard().part((OUT, WIDTH), Split.ROWS)
+    meant = torch.full((OUT, WIDTH), -16.0)
+    assert torch.equal(dequantised(read_packed(tmp_path, "gptq", whole, streamed=False)), meant)
+    with Checkpoint(tmp_path) as checkpoint:
+        source = MappedWeights(checkpoint)
+        assert torch.equal(read(source, checkpoint, "gptq", Shard(), Split.ROWS), meant)
+
+
+def test_matrices_with_and_without_stored_zeros_are_joined(tmp_path: Path) -> None:
+    parts, meant = [], []
+    for scheme in ("gptq", "gptq-no-zeros"):
+        meant.append(write(tmp_path, scheme))
+        whole = Shard().part((OUT, WIDTH), Split.ROWS)
+        parts.append(read_packed(tmp_path, scheme, whole, streamed=False))
+    assert torch.equal(dequantised(joined(parts)), torch.cat(meant))
 
 
 def shape_with_inputs(width: int) -> ModelShape:
@@ -397,48 +417,3 @@ def test_what_is_not_quantised_is_read_as_it_is(tmp_path: Path, scheme: str) -> 
         assert torch.equal(
             read(MappedWeights(checkpoint), checkpoint, scheme, Shard(), Split.ROWS), plain
         )
-
-
-@pytest.mark.parametrize(
-    ("written", "parts"),
-    [
-        ("fp8", ["quantization_config: 'fp8'", "an object"]),
-        ({"bits": 4}, ["quantization_config.quant_method: None", "awq", "fp8", "gptq"]),
-        ({"quant_method": "bitsandbytes"}, ["quant_method: 'bitsandbytes'", "modelopt"]),
-        ({"quant_method": "quark"}, ["quant_method: 'quark'", "'mxfp4'"]),
-        (block_fp8(128, 128) | {"fmt": "e5m2"}, ["quantization_config.fmt: 'e5m2'", "'e4m3'"]),
-        (block_fp8(128, 0), ["weight_block_size: [128, 0]", "two whole numbers"]),
-        (block_fp8(128), ["weight_block_size: [128]"]),
-        (compressed() | {"format": "pack-quantized"}, ["format: 'pack-quantized'"]),
-        (compressed() | {"sparsity_config": {"format": "sparse-24"}}, ["sparsity_config.format"]),
-        (compressed() | {"transform_config": {"a": 1}}, ["transform_config", "absent"]),
-        (compressed() | {"config_groups": None}, ["config_groups: None"]),
-        (compressed(num_bits=4), ["config_groups.group_0.weights.num_bits: 4", "allowed: 8"]),
-        (compressed(type="int"), ["config_groups.group_0.weights.type: 'int'", "'float'"]),
-        (compressed(strategy="group"), ["weights.strategy: 'group'", "'channel'"]),
-        (compressed(block_structure=[8, 8]), ["block_structure", "strategy 'block'"]),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, ["quant_algo: 'NVFP4'", "'FP8'"]),
-        (awq(128) | {"bits": 8}, ["bits: 8", "allowed: 4"]),
-        (awq(128) | {"version": "gemv"}, ["version: 'gemv'", "'gemm'"]),
-        (awq(128) | {"zero_point": False}, ["zero_point: False", "True"]),
-        (awq(100), ["group_size: 100", "multiple of 8"]),
-        (gptq(128, desc_act=True), ["quantization_config.desc_act: True", "False"]),
-        (gptq(128, checkpoint_format="marlin"), ["checkpoint_format: 'marlin'", "'gptq_v2'"]),
-        (gptq(128, dynamic={"-:lm_head": {}}), ["dynamic", "absent"]),
-        (gptq(128, bits=3), ["bits: 3"]),
-    ],
-)
-def test_what_is_not_implemented_is_refused_by_name(written: Any, parts: list[str]) -> None:
-    with pytest.raises(ModelLoadError) as caught:
-        format_from({"quantization_config": written})
-    for part in parts:
-        assert part in str(caught.value)
-
-
-def test_the_old_name_of_the_key_is_read_and_null_is_none() -> None:
-    assert format_from({"compression_config": compressed()}) is not None
-    assert format_from({"quantization_config": None}) is None
-
-
-def test_the_operator_knows_the_same_methods() -> None:
-    assert sorted(FORMATS) == sorted(QUANTISATIONS)
