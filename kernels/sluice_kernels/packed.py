@@ -117,15 +117,24 @@ def dequantised(matrix: PackedMatrix) -> Tensor:
     if scales is None:
         return numbers.float()
     if matrix.kind is Kind.FP8:
-        return numbers.view(torch.float8_e4m3fn).float() * _by_input(scales, matrix)
+        floats = _by_group(numbers.view(torch.float8_e4m3fn).float(), scales)
+        return (floats * scales[..., None]).flatten(-2)
     blocks = numbers.reshape(*numbers.shape[:-1], -1, 1, BLOCK // 2)
     bits = torch.cat((blocks & 15, blocks >> 4), -2).flatten(-3)
     if matrix.kind is Kind.MXFP4:
-        table = torch.tensor(E2M1, device=bits.device)
-        return torch.ldexp(table[bits.int()], _by_input(scales.int() - SCALE_OFFSET, matrix))
+        return mxfp4_values(bits, scales)
     assert zeros is not None
-    return (bits.int() - _by_input(zeros.int(), matrix)) * _by_input(scales.float(), matrix)
+    whole = _by_group(bits.int(), zeros) - zeros.int()[..., None]
+    return (whole * scales.float()[..., None]).flatten(-2)
 
 
-def _by_input(of_groups: Tensor, matrix: PackedMatrix) -> Tensor:
-    return of_groups.repeat_interleave(matrix.group, -1)
+def mxfp4_values(bits: Tensor, scales: Tensor) -> Tensor:
+    """What numbers of 4 bits [..., in] mean with exponents [..., groups], in float32."""
+    table = torch.tensor(E2M1, device=bits.device)
+    exponents = (scales.int() - SCALE_OFFSET)[..., None]
+    return torch.ldexp(table[_by_group(bits.int(), scales)], exponents).flatten(-2)
+
+
+def _by_group(numbers: Tensor, of_groups: Tensor) -> Tensor:
+    """[..., in] → [..., groups, in of a group]."""
+    return numbers.unflatten(-1, (of_groups.shape[-1], -1))

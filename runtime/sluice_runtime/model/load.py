@@ -112,10 +112,9 @@ def _quantised(
         held,
         reader.dtype,
     )
-    prefix = family.prefix(checkpoint)
 
     def packed(name: str, part: TensorPart) -> PackedMatrix | None:
-        return source.read_packed(f"{prefix}{name.removeprefix('model.')}", part)
+        return source.read_packed(family.stored_name(checkpoint, name), part)
 
     weights = family.source(checkpoint, source)
     return replace(reader, weights=weights, packed=packed if is_packed else None)

@@ -66,7 +66,7 @@ PACKED = [
             ("qwen3", "gptq-no-zeros"),
             ("llama", "compressed-block"),
             ("qwen2", "gptq"),
-            ("mixtral", "fp8"),
+            ("mixtral", "fp8-small-blocks"),
             ("mixtral", "awq"),
             # Its checkpoint joins matrices; theirs reorder queries and keys.
             ("phi3-partial-rope", "gptq-v2"),

@@ -100,6 +100,7 @@ def test_streamed_as_to_a_device(tmp_path: Path, scheme: str) -> None:
 
 WHOLE_GROUPS = {
     "fp8": 1,
+    "fp8-small-blocks": 3,
     "compressed-channel": 1,
     "compressed-block": 3,
     "modelopt": 1,

@@ -160,6 +160,10 @@ class Family:
         """Prefix of all names in the checkpoint except the output layer's."""
         return "model."
 
+    def stored_name(self, checkpoint: Checkpoint, name: str) -> str:
+        """Name in the checkpoint of the tensor that this class calls `name`."""
+        return name
+
     def source(self, checkpoint: Checkpoint, weights: WeightSource) -> WeightSource:
         """The checkpoint's tensors, under the names that this class uses for them."""
         return weights
