@@ -137,4 +137,4 @@ def mxfp4_values(bits: Tensor, scales: Tensor) -> Tensor:
 
 def _by_group(numbers: Tensor, of_groups: Tensor) -> Tensor:
     """[..., in] → [..., groups, in of a group]."""
-    return numbers.unflatten(-1, (of_groups.shape[-1], -1))
+    return numbers.reshape(*of_groups.shape, -1)

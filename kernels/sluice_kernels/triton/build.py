@@ -1,7 +1,7 @@
 """Compiles the GPU kernels ahead: `python -m sluice_kernels.triton.build [FOLDER] [-a 80 90 100]`.
 
-Covers the shapes of common models. Needs no GPU and no compiler but Triton's; takes about two
-minutes for each architecture. By default FOLDER is where engines look, next to this file. An engine
+Covers the shapes of common models. Needs no GPU and no compiler but Triton's; takes about a
+minute for each architecture. By default FOLDER is where engines look, next to this file. An engine
 compiles programs that are not in it at its start, in about a second each; TRITON_CACHE_DIR names
 the folder for those.
 """

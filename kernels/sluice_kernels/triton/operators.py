@@ -133,7 +133,8 @@ def _queries(qkv: Tensor, *others: Any) -> Tensor:
 
 def _rotate_and_store(*arguments: Any) -> Tensor:
     queries = _queries(*arguments)
-    _launch(calls.rotate_and_store(*arguments, queries), queries.device)
+    written: tuple[Any, ...] = *arguments, queries
+    _launch(calls.rotate_and_store(*written), queries.device)
     return queries
 
 
