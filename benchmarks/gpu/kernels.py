@@ -7,7 +7,7 @@ is empty."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -271,16 +271,10 @@ def copy_rate() -> float:
     return 2 * source.nbytes / seconds(lambda: target.copy_(source))
 
 
-def main() -> int:
-    os.environ.setdefault("FLASHINFER_DISABLE_JIT", "1")
-    if not torch.cuda.is_available():
-        print("no CUDA device")
-        return 1
-    device, rate = torch.cuda.get_device_name(GPU), copy_rate()
-    report("kernels.copy", rate / 1e9, unit="GB/s", device=device)
-    with suppress(ImportError):  # each of its figures says that it is missing
-        flashinfer_ahead.use_built()
-    for figure in chain(figures(), prompts()):
+def measure(figures: Iterable[Figure], rate: float, group: str) -> None:
+    """Reports each figure, whose name begins with `group`; `rate`: bytes/s of a large copy."""
+    device = torch.cuda.get_device_name(GPU)
+    for figure in figures:
         taken: dict[str, float | str] = {}
         for way, call in figure.ways.items():
             try:
@@ -291,8 +285,20 @@ def main() -> int:
         ours = taken.pop("ours")
         assert isinstance(ours, float), ours
         limit = round(1e6 * figure.moved_bytes / rate, 2)
-        name, unit = f"kernels.{figure.name}", "microseconds"
+        name, unit = f"{group}.{figure.name}", "microseconds"
         report(name, ours, unit=unit, beside=taken, limit_of_memory=limit, device=device)
+
+
+def main() -> int:
+    os.environ.setdefault("FLASHINFER_DISABLE_JIT", "1")
+    if not torch.cuda.is_available():
+        print("no CUDA device")
+        return 1
+    device, rate = torch.cuda.get_device_name(GPU), copy_rate()
+    report("kernels.copy", rate / 1e9, unit="GB/s", device=device)
+    with suppress(ImportError):  # each of its figures says that it is missing
+        flashinfer_ahead.use_built()
+    measure(chain(figures(), prompts()), rate, "kernels")
     return 0
 
 

@@ -89,6 +89,7 @@ BENCHES = (
     _bench("windows", 150, ("64ws",)),
     _bench("copies", 45, ()),
     _bench("kernels", 60, ()),
+    _bench("products", 60, ()),
     Case("weights", ("-m", "benchmarks.load_weights", "--device", "cuda", "--runs", "3"), 60),
 )
 NINE_MINUTES = tuple(

@@ -18,8 +18,6 @@ from torch import Tensor
 
 BLOCK: Final = 32
 """Inputs whose numbers of 4 bits are packed together."""
-INT4_ZERO: Final = 8
-"""Zero of INT4 without stored zeros."""
 SCALE_OFFSET: Final = 127
 _POSITIVE: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E2M1: Final = (*_POSITIVE, *(-number for number in _POSITIVE))
@@ -54,7 +52,7 @@ class PackedMatrix:
     scales: Tensor | None = None
     """[..., out, groups]: uint8 exponents with MXFP4, else float16 or float32; None: PLAIN."""
     zeros: Tensor | None = None
-    """[..., out, groups], uint8; None: PLAIN, FP8, MXFP4, or all are `INT4_ZERO`."""
+    """[..., out, groups], uint8 from 0 to 16, with INT4; others have none."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -119,15 +117,24 @@ def dequantised(matrix: PackedMatrix) -> Tensor:
     if scales is None:
         return numbers.float()
     if matrix.kind is Kind.FP8:
-        return numbers.view(torch.float8_e4m3fn).float() * _by_input(scales, matrix)
+        floats = _by_group(numbers.view(torch.float8_e4m3fn).float(), scales)
+        return (floats * scales[..., None]).flatten(-2)
     blocks = numbers.reshape(*numbers.shape[:-1], -1, 1, BLOCK // 2)
     bits = torch.cat((blocks & 15, blocks >> 4), -2).flatten(-3)
     if matrix.kind is Kind.MXFP4:
-        table = torch.tensor(E2M1, device=bits.device)
-        return torch.ldexp(table[bits.int()], _by_input(scales.int() - SCALE_OFFSET, matrix))
-    zero = INT4_ZERO if zeros is None else _by_input(zeros.int(), matrix)
-    return (bits.int() - zero) * _by_input(scales.float(), matrix)
+        return mxfp4_values(bits, scales)
+    assert zeros is not None
+    whole = _by_group(bits.int(), zeros) - zeros.int()[..., None]
+    return (whole * scales.float()[..., None]).flatten(-2)
 
 
-def _by_input(of_groups: Tensor, matrix: PackedMatrix) -> Tensor:
-    return of_groups.repeat_interleave(matrix.group, -1)
+def mxfp4_values(bits: Tensor, scales: Tensor) -> Tensor:
+    """What numbers of 4 bits [..., in] mean with exponents [..., groups], in float32."""
+    table = torch.tensor(E2M1, device=bits.device)
+    exponents = (scales.int() - SCALE_OFFSET)[..., None]
+    return torch.ldexp(table[_by_group(bits.int(), scales)], exponents).flatten(-2)
+
+
+def _by_group(numbers: Tensor, of_groups: Tensor) -> Tensor:
+    """[..., in] → [..., groups, in of a group]."""
+    return numbers.reshape(*of_groups.shape, -1)

@@ -50,7 +50,7 @@ def test_parts_of_all_ranks_joined_are_the_whole(ranks: int, tmp_path: Path) -> 
                 parts = [Shard(r, ranks).part(tuple(whole.shape), split) for r in range(ranks)]
                 read = [source.read(name, part, torch.float32) for part in parts]
                 source.settle()
-                joined = torch.cat(read, dim=int(split is Split.COLUMNS)).cpu()
+                joined = torch.cat(read, dim=int(split.is_by_inputs)).cpu()
                 count = 1 if split is not Split.NONE else ranks
                 wanted = torch.cat([whole.float()] * count)
                 assert torch.equal(joined, wanted), (name, split)

@@ -55,6 +55,12 @@ FIGURES = {
         "kernels.decode_inputs.64",
         "kernels.prompt.1+164",
     },
+    "products": {
+        "products.copy",
+        *(f"products.fp8-{by}.llama3-70b.down.1" for by in ("blocks", "outputs")),
+        *(f"products.experts.{name}.82" for name in ("gpt-oss-20b", "qwen3-30b-a3b")),
+        "products.error.fp8-outputs.qwen3-8b.gate_up.1",
+    },
     "weights": {"load_weights"},
 }
 """What each benchmark says, among others."""

@@ -7,7 +7,7 @@ from sluice_kernels.packed import Kind, PackedMatrix, packed_4_bits
 
 
 def packed_matrix(
-    kind: Kind, *shape: int, group: int = 32, zeros: bool = True, dtype: torch.dtype = torch.float32
+    kind: Kind, *shape: int, group: int = 32, dtype: torch.dtype = torch.float32
 ) -> PackedMatrix:
     """A matrix [..., out, in] of all numbers of the kind; `dtype`: that of plain ones."""
     *outs, width = shape
@@ -21,5 +21,5 @@ def packed_matrix(
     numbers = packed_4_bits(torch.randint(0, 16, shape, dtype=torch.uint8))
     if kind is Kind.MXFP4:
         return PackedMatrix(kind, numbers, torch.randint(110, 130, groups, dtype=torch.uint8))
-    own = torch.randint(0, 16, groups, dtype=torch.uint8) if zeros else None
+    own = torch.randint(0, 17, groups, dtype=torch.uint8)  # GPTQ's first layout has 16, too
     return PackedMatrix(kind, numbers, torch.rand(groups).half() / 4, own)

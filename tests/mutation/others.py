@@ -18,9 +18,17 @@ OTHERS: Final = (
     Mutation(
         "ranks: a copy is of another key head than that of the rank's queries",
         "shard",
-        "Shard(self.rank // self.key_copies, self.parts(split)).along(whole, 0)",
-        "Shard(self.rank % self.parts(split), self.parts(split)).along(whole, 0)",
+        "Shard(self.rank // self.key_copies, self.parts(split))",
+        "Shard(self.rank % self.parts(split), self.parts(split))",
         ("test_quantised", "test_kv_scales"),
+        package="model",
+    ),
+    Mutation(
+        "ranks: a rank's packed groups begin before those of the rank before end",
+        "shard",
+        "(self.rank * units + min(self.rank, more)) * unit",
+        "(self.rank * units) * unit",
+        ("test_quantised",),
         package="model",
     ),
     Mutation(

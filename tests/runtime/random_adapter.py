@@ -12,9 +12,12 @@ from sluice_runtime.model.files import DUMMIES
 RANK = 4
 
 
-def write_random_adapter(folder: Path, seed: int, dummy: str = "qwen3-tiny") -> Path:
-    """Of all matrices but those of experts, so large that every answer is another."""
-    config = DUMMIES[dummy]
+def write_random_adapter(
+    folder: Path, seed: int, dummy: str = "qwen3-tiny", **changed: int
+) -> Path:
+    """Of all matrices but those of experts, so large that every answer is another. `changed`: sizes
+    that differ from the dummy's."""
+    config = {**DUMMIES[dummy], **changed}
     hidden, inner, d = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     q_size, kv_size = config["num_attention_heads"] * d, config["num_key_value_heads"] * d
     shapes = {

@@ -1,7 +1,7 @@
 """Compiles the GPU kernels ahead: `python -m sluice_kernels.triton.build [FOLDER] [-a 80 90 100]`.
 
-Covers the shapes of common models. Needs no GPU and no compiler but Triton's; takes about a minute
-for each architecture. By default FOLDER is where engines look, next to this file. An engine
+Covers the shapes of common models. Needs no GPU and no compiler but Triton's; takes about a
+minute for each architecture. By default FOLDER is where engines look, next to this file. An engine
 compiles programs that are not in it at its start, in about a second each; TRITON_CACHE_DIR names
 the folder for those.
 """
@@ -29,8 +29,11 @@ DTYPES: Final = (torch.bfloat16, torch.float16)
 HEAD_DIMS: Final = (64, 128)
 FINE_NORM_DIMS: Final = (128, 256)
 """Head dimensions of models whose head norms have weights of float32: those of Gemma 3."""
-_GROUP: Final = 128
-"""Inputs that share a scale."""
+_INT4_GROUPS: Final = (32, 64, 128)
+"""Inputs that share a scale, as AWQ and GPTQ are published; larger ones share programs with 128."""
+_FP8_GROUP: Final = 128
+"""Inputs that share a scale: those of a block, or all of an output, which share the program."""
+_WIDE: Final = 4096
 _ROWS: Final = (1, 64)
 """Rows of products: one for each tile."""
 LOGITS: Final = (torch.float32, *DTYPES)
@@ -83,24 +86,33 @@ def decoding() -> Program:
 
 
 def products() -> Iterator[Program]:
-    """Programs of products with packed weights, whatever their sizes: FP8; INT4 in groups of 128;
-    experts in MXFP4 with biases; experts of plain numbers."""
-    single, half, byte = torch.float32, torch.float16, torch.uint8
-    wide = 4096
-    for dtype, fp8, rows in itertools.product(DTYPES, (True, False), _ROWS):
-        numbers = _meta(64, wide if fp8 else wide // 2, dtype=byte)
-        scales = _meta(64, wide // _GROUP, dtype=single if fp8 else half)
-        zeros = None if fp8 else _meta(64, wide // _GROUP, dtype=byte)
-        matrix = PackedMatrix(Kind.FP8 if fp8 else Kind.INT4, numbers, scales, zeros)
-        for biased in (True, False):
-            yield product(matrix, dtype, rows, biased)
+    """Programs of products with packed weights, whatever their sizes: dense matrices and experts
+    in FP8 and INT4, experts in MXFP4 and in plain numbers."""
+    for dtype, rows in itertools.product(DTYPES, _ROWS):
+        fp8, *int4 = _meta_fp8(), *(_meta_int4(group, torch.float16) for group in _INT4_GROUPS)
+        for matrix in (fp8, *int4):
+            yield from grouped(matrix, dtype, rows, biased=False)
         if dtype is torch.bfloat16:
-            yield from grouped(matrix, rows, biased=False)
-    for rows in _ROWS:
-        blocks = _meta(64, wide // 2, dtype=byte), _meta(64, wide // 32, dtype=byte)
-        yield from grouped(PackedMatrix(Kind.MXFP4, *blocks), rows, biased=True)
-        plain = PackedMatrix(Kind.PLAIN, _meta(64, wide, dtype=torch.bfloat16))
-        yield from grouped(plain, rows, biased=False)
+            int4 += [_meta_int4(group, torch.float32) for group in _INT4_GROUPS]
+        for matrix, biased in itertools.product((fp8, *int4), (True, False)):
+            yield product(matrix, dtype, rows, biased)
+        blocks = _meta(64, _WIDE // 2, dtype=torch.uint8), _meta(64, _WIDE // 32, dtype=torch.uint8)
+        yield from grouped(PackedMatrix(Kind.MXFP4, *blocks), dtype, rows, biased=True)
+        plain = PackedMatrix(Kind.PLAIN, _meta(64, _WIDE, dtype=dtype))
+        for biased in (True, False):
+            yield from grouped(plain, dtype, rows, biased)
+
+
+def _meta_fp8() -> PackedMatrix:
+    numbers = _meta(64, _WIDE, dtype=torch.uint8)
+    return PackedMatrix(Kind.FP8, numbers, _meta(64, _WIDE // _FP8_GROUP, dtype=torch.float32))
+
+
+def _meta_int4(group: int, scales: torch.dtype) -> PackedMatrix:
+    """Scales are float16, or float32 if they were stored otherwise."""
+    numbers, groups = _meta(64, _WIDE // 2, dtype=torch.uint8), (64, _WIDE // group)
+    zeros = _meta(*groups, dtype=torch.uint8)
+    return PackedMatrix(Kind.INT4, numbers, _meta(*groups, dtype=scales), zeros)
 
 
 def product(matrix: PackedMatrix, dtype: torch.dtype, rows: int, biased: bool) -> Program:
@@ -111,11 +123,11 @@ def product(matrix: PackedMatrix, dtype: torch.dtype, rows: int, biased: bool) -
     return calls.packed_product(x, matrix, bias, out).program()
 
 
-def grouped(matrix: PackedMatrix, rows: int, *, biased: bool) -> Iterator[Program]:
-    """Programs of a part of experts, before and after the activation, in bfloat16. `matrix`: that
-    of one expert; `rows`: those of one expert."""
+def grouped(matrix: PackedMatrix, dtype: torch.dtype, rows: int, biased: bool) -> Iterator[Program]:
+    """Programs of a part of experts, before and after the activation. `matrix`: that of one expert;
+    `rows`: those of one expert."""
     outs, width = matrix.shape
-    stacked, dtype = matrix.view(1, outs), torch.bfloat16
+    stacked = matrix.view(1, outs)
     count, order = _meta(1, dtype=torch.int32), _meta(rows, dtype=torch.int32)
     bias = _meta(1, outs, dtype=dtype) if biased else None
     x, out = _meta(rows, width, dtype=dtype), _meta(rows, outs, dtype=dtype)

@@ -101,7 +101,7 @@ def write_folder(folder: Path, programs: Iterable[Program], architectures: Itera
     returns the number of cubins."""
     folder.mkdir(parents=True, exist_ok=True)
     wanted, kept = sorted(set(architectures)), {}
-    every = list(programs)
+    every = [*dict.fromkeys(programs)]
     for architecture in wanted:
         for program in every:
             if architecture < program.min_capability:

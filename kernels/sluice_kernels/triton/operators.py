@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -49,6 +49,36 @@ def sample_rows(
     return cast(Tensor, operator(logits, rows, positions, reals, wholes))
 
 
+class Product(NamedTuple):
+    """Arguments of the operator `packed_product`: see `reference.packed_product`."""
+
+    x: Tensor
+    kind: int
+    numbers: Tensor
+    scales: Tensor | None
+    zeros: Tensor | None
+    bias: Tensor | None
+    counts: Tensor | None
+    reads: Tensor | None
+    writes: Tensor | None
+    top: int
+
+    @property
+    def matrix(self) -> PackedMatrix:
+        return PackedMatrix(Kind(self.kind), self.numbers, self.scales, self.zeros)
+
+    @property
+    def grouping(self) -> Grouping | None:
+        if self.counts is None:
+            return None
+        return Grouping(self.counts, self.reads, self.writes, self.top)
+
+    def out(self) -> Tensor:
+        """The result, without its values."""
+        rows = self.x if self.reads is None else self.reads
+        return self.x.new_empty((len(rows), self.numbers.shape[-2]))
+
+
 def packed_product(
     x: Tensor,
     matrix: PackedMatrix,
@@ -56,12 +86,12 @@ def packed_product(
     grouping: Grouping | None = None,
 ) -> Tensor:
     """See `reference.packed_product`."""
-    operator = torch.ops.sluice_triton.packed_product.default
+    by_expert: tuple[Any, ...] = (None, None, None, 1)
+    if grouping is not None:
+        by_expert = grouping.counts, grouping.reads, grouping.writes, grouping.top
     stored = int(matrix.kind), matrix.numbers, matrix.scales, matrix.zeros
-    if grouping is None:
-        return cast(Tensor, operator(x, *stored, bias, None, None, None, 1))
-    by_expert = grouping.counts, grouping.reads, grouping.writes, grouping.top
-    return cast(Tensor, operator(x, *stored, bias, *by_expert))
+    operator = torch.ops.sluice_triton.packed_product.default
+    return cast(Tensor, operator(*Product(x, *stored, bias, *by_expert)))
 
 
 def choose_experts(logits: Tensor, top: int, renormalised: bool) -> tuple[Tensor, Tensor]:
@@ -95,41 +125,16 @@ def _launch(call: calls.Call, device: torch.device) -> None:
     _launcher(10 * major + minor).launch(call, stream)
 
 
-def _queries(qkv: Tensor, pool: Tensor) -> Tensor:
+def _queries(qkv: Tensor, *others: Any) -> Tensor:
     tokens, heads, dim = qkv.shape
+    pool = others[4]
     return qkv.new_empty((tokens, heads - 2 * pool.shape[4], dim))
 
 
-def _rotate_and_store_fake(
-    qkv: Tensor,
-    head_norm: Tensor | None,
-    eps: float,
-    cos: Tensor,
-    sin: Tensor,
-    pool: Tensor,
-    layer: int,
-    pages: Tensor,
-    offsets: Tensor,
-) -> Tensor:
-    return _queries(qkv, pool)
-
-
-def _rotate_and_store(
-    qkv: Tensor,
-    head_norm: Tensor | None,
-    eps: float,
-    cos: Tensor,
-    sin: Tensor,
-    pool: Tensor,
-    layer: int,
-    pages: Tensor,
-    offsets: Tensor,
-) -> Tensor:
-    queries = _queries(qkv, pool)
-    _launch(
-        calls.rotate_and_store(qkv, head_norm, eps, cos, sin, pool, layer, pages, offsets, queries),
-        qkv.device,
-    )
+def _rotate_and_store(*arguments: Any) -> Tensor:
+    queries = _queries(*arguments)
+    written: tuple[Any, ...] = *arguments, queries
+    _launch(calls.rotate_and_store(*written), queries.device)
     return queries
 
 
@@ -150,37 +155,11 @@ def _sample_rows(
     return tokens
 
 
-def _products(
-    x: Tensor,
-    kind: int,
-    numbers: Tensor,
-    scales: Tensor | None,
-    zeros: Tensor | None,
-    bias: Tensor | None,
-    counts: Tensor | None,
-    reads: Tensor | None,
-    writes: Tensor | None,
-    top: int,
-) -> Tensor:
-    return x.new_empty((len(x if reads is None else reads), numbers.shape[-2]))
-
-
-def _packed_product(
-    x: Tensor,
-    kind: int,
-    numbers: Tensor,
-    scales: Tensor | None,
-    zeros: Tensor | None,
-    bias: Tensor | None,
-    counts: Tensor | None,
-    reads: Tensor | None,
-    writes: Tensor | None,
-    top: int,
-) -> Tensor:
-    out = _products(x, kind, numbers, scales, zeros, bias, counts, reads, writes, top)
-    matrix = PackedMatrix(Kind(kind), numbers, scales, zeros)
-    grouping = None if counts is None else Grouping(counts, reads, writes, top)
-    _launch(calls.packed_product(x.contiguous(), matrix, bias, out, grouping), x.device)
+def _packed_product(*arguments: Any) -> Tensor:
+    product = Product(*arguments)
+    out, x = product.out(), product.x.contiguous()
+    call = calls.packed_product(x, product.matrix, product.bias, out, product.grouping)
+    _launch(call, x.device)
     return out
 
 
@@ -228,7 +207,7 @@ _register(
     "rotate_and_store(Tensor qkv, Tensor? head_norm, float eps, Tensor cos, Tensor sin,"
     " Tensor(a!) pool, int layer, Tensor pages, Tensor offsets) -> Tensor",
     _rotate_and_store,
-    _rotate_and_store_fake,
+    _queries,
 )
 _register(
     "decode_inputs(Tensor rows, Tensor contexts, Tensor indptr, Tensor page_table,"
@@ -247,7 +226,7 @@ _register(
     "packed_product(Tensor x, int kind, Tensor numbers, Tensor? scales, Tensor? zeros,"
     " Tensor? bias, Tensor? counts, Tensor? reads, Tensor? writes, int top) -> Tensor",
     _packed_product,
-    _products,
+    lambda *arguments: Product(*arguments).out(),
 )
 _register(
     "choose_experts(Tensor logits, int top, bool renormalised) -> (Tensor, Tensor)",

@@ -121,15 +121,14 @@ def _unpacked(packed, shift, zero, KIND: tl.constexpr):  # type: ignore[no-untyp
 def _scale_and_zero(scales, zeros, at, mask, KIND: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
     """Scales in float32 and zeros in float16, for numbers as `_unpacked` makes them."""
     stored = tl.load(scales + at, mask=mask, other=0)
-    zero = tl.full(at.shape, 1032.0, tl.float16)
+    zero = tl.full(at.shape, 0.0, tl.float16)
     if KIND == FP8:
         scale = stored.to(tl.float32) * 256.0
     elif KIND == MXFP4:
         scale = (stored.to(tl.int32) << 23).to(tl.float32, bitcast=True) * 16384.0
     else:
         scale = stored.to(tl.float32)
-        if zeros is not None:
-            zero = tl.load(zeros + at, mask=mask, other=0).to(tl.float16) + 1024.0
+        zero = tl.load(zeros + at, mask=mask, other=0).to(tl.float16) + 1024.0
     return scale, zero
 
 

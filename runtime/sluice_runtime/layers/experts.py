@@ -3,9 +3,8 @@
 Shapes: n tokens of a step; h hidden size; e experts, k of them active for a token; w their width.
 
 A CPU computes each expert for the tokens that chose it. On a GPU the host does not wait, so it does
-not know how many tokens chose an expert. There packed weights have kernels of their own. Others are
-one call of torch's grouped product; torch has a kernel for it for bfloat16 on Hopper and on
-Blackwell's data centre GPUs. On other GPUs every expert computes every token, e / k times the work.
+not know how many tokens chose an expert. There a few kernels compute all experts, of packed or of
+plain weights. Without these kernels every expert computes every token, e / k times the work.
 """
 
 from __future__ import annotations
@@ -21,15 +20,13 @@ from sluice_kernels.packed import Grouping, Kind, PackedMatrix
 from torch import Tensor
 
 from sluice_runtime.layers.dense import Activation, ClampedSwiglu, Linear, Multiply, linear
-from sluice_runtime.layers.packed import Kernels, Matrix, joined, kernels_on
+from sluice_runtime.layers.packed import Kernels, Matrix, can_pack, joined, kernels_on
 from sluice_runtime.layers.stack import ExpertsWeights
 
 GroupedLinear = Callable[[Tensor, Tensor], Tensor]
 """Function: (inputs [m, in] sorted by expert, token counts of the experts [e]) → [m, out]."""
-_GROUPING_MAJORS: Final = (9, 10)
-"""Major compute capabilities for which torch has a kernel for grouped products. On others (8, 11,
-12) torch 2.11 computes group by group, with sizes that it copies to the host
-(`_grouped_mm_fallback`)."""
+ALIGNED_INPUTS: Final = 16
+"""Divisor of the inputs of plain matrices that the kernels read."""
 
 
 def experts(weights: ExpertsWeights, activation: Activation, multiply: Multiply = linear) -> Linear:
@@ -40,23 +37,19 @@ def experts(weights: ExpertsWeights, activation: Activation, multiply: Multiply 
     gate_up_biases, down_biases = zip(*(part.biases for part in parts), strict=True)
     gate_up = Products([(part.gate, part.up) for part in parts], gate_up_biases)
     down = Products([(part.down,) for part in parts], down_biases)
-    if isinstance(parts[0].gate, PackedMatrix):
+    if gate_up.any_packed or down.any_packed or can_fuse(weights):
         return fused(router, gate_up, down, activation)
     if weights.router.device.type == "cpu":
         return SortedExperts(router, looped(gate_up, multiply), looped(down, multiply), activation)
-    if can_group(weights.router):
-        return SortedExperts(router, in_one_call(gate_up), in_one_call(down), activation)
     return EveryExpert(router, gate_up, down, activation)
 
 
-def can_group(weight: Tensor) -> bool:
-    """Whether torch has a kernel for grouped products of the type and device of `weight`. Without
-    one torch reads the groups' sizes on the host."""
-    if weight.dtype != torch.bfloat16 or torch.version.hip is not None:
-        return False
-    if not torch.cuda.is_available():
-        return False
-    return torch.cuda.get_device_capability(weight.device)[0] in _GROUPING_MAJORS
+def can_fuse(weights: ExpertsWeights) -> bool:
+    """Whether there are kernels for experts of plain weights on their device."""
+    router, first = weights.router, weights.experts[0]
+    has_kernels = can_pack(router.device) and router.dtype.itemsize == 2
+    widths = first.gate.shape[1], first.down.shape[1]
+    return has_kernels and not any(width % ALIGNED_INPUTS for width in widths)
 
 
 @dataclass(frozen=True)
@@ -104,12 +97,16 @@ class Products:
     biases: Sequence[Tensor | None]
     """Bias [out] of each expert; either all experts have one or none has."""
 
+    @property
+    def any_packed(self) -> bool:
+        return any(isinstance(part, PackedMatrix) for parts in self.weights for part in parts)
+
     def each(self, multiply: Multiply) -> list[Linear]:
         own = zip(self.weights, self.biases, strict=True)
         return [multiply(joined(parts), bias) for parts, bias in own]
 
     def stacked(self) -> tuple[PackedMatrix, Tensor | None]:
-        """Matrices [e, out, in] and biases [e, out]."""
+        """Matrices [e, out, in] and biases [e, out]; plain if not all matrices are packed."""
         own = joined([matrix for parts in self.weights for matrix in parts])
         if isinstance(own, Tensor):
             own = PackedMatrix(Kind.PLAIN, own.contiguous())
@@ -126,20 +123,6 @@ def looped(matrices: Products, multiply: Multiply = linear) -> GroupedLinear:
     def apply(x: Tensor, counts: Tensor) -> Tensor:
         groups = zip(products, torch.split(x, counts.tolist()), strict=True)
         return torch.cat([product(own) for product, own in groups if len(own)])
-
-    return apply
-
-
-def in_one_call(matrices: Products) -> GroupedLinear:
-    """All products in one kernel call."""
-    weights, bias = matrices.stacked()
-    transposed = weights.numbers.transpose(1, 2)
-
-    def apply(x: Tensor, counts: Tensor) -> Tensor:
-        product = F.grouped_mm(x, transposed, offs=counts.cumsum(0, dtype=torch.int32))
-        if bias is None:
-            return product
-        return product.add_(bias.repeat_interleave(counts, 0, output_size=len(x)))
 
     return apply
 
@@ -169,8 +152,7 @@ class SortedExperts:
 
 @dataclass(frozen=True)
 class FusedExperts:
-    """`SortedExperts` with packed weights: at most eight kernels on a GPU, and no wait of the
-    host."""
+    """`SortedExperts` in at most eight kernels on a GPU, without a wait of the host."""
 
     router: Router
     gate_up: PackedMatrix
@@ -197,7 +179,7 @@ class FusedExperts:
 
 
 def fused(router: Router, gate_up: Products, down: Products, activation: Activation) -> Linear:
-    """A part of experts with packed weights."""
+    """A part of experts that few kernels compute."""
     kernels = kernels_on(router.weight.device)
     (up, up_biases), (own_down, down_biases) = gate_up.stacked(), down.stacked()
     if isinstance(activation, ClampedSwiglu):

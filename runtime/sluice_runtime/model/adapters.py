@@ -47,9 +47,9 @@ _SPLITS: Final[Mapping[str, Split]] = {
     "key": Split.KEYS,
     "value": Split.KEYS,
     "output": Split.COLUMNS,
-    "gate": Split.ROWS,
-    "up": Split.ROWS,
-    "down": Split.COLUMNS,
+    "gate": Split.GATED,
+    "up": Split.GATED,
+    "down": Split.DOWN,
 }
 """Division of a field's matrix among ranks."""
 _TURNING: Final = ("query", "key")
@@ -186,7 +186,12 @@ def _pairs(
             raise ModelLoadError(f"adapters: {path}: tensor {other} is missing")
         if side == "B":
             continue
-        wholes = [_whole_shapes(shapes[place], place, config.rank, shard) for place in places]
+        by_inputs = _SPLITS[places[0].field].is_by_inputs
+        stored = file.get_slice(name if by_inputs else other).get_shape()
+        divided = stored[-1] if by_inputs else stored[0] // len(places)
+        wholes = [
+            _whole_shapes(shapes[place], place, config.rank, shard, divided) for place in places
+        ]
         outs = [b_shape[0] for _, b_shape in wholes]
         a = _read(path, file, name, wholes[0][0])
         b = _read(path, file, other, (sum(outs), config.rank)) * config.scale
@@ -203,7 +208,7 @@ def _pairs(
 def _part(whole: Pair, split: Split, shard: Shard, bank: AdapterBank) -> Pair:
     """A rank's part of a pair: for a matrix divided by outputs it has all of A, otherwise all of
     B."""
-    by_inputs = split is Split.COLUMNS
+    by_inputs = split.is_by_inputs
     part_a = shard.part(tuple(whole.a.shape), split if by_inputs else Split.NONE)
     part_b = shard.part(tuple(whole.b.shape), Split.NONE if by_inputs else split)
     factors = [
@@ -228,14 +233,16 @@ def _places(path: Path, name: str) -> tuple[list[MatrixPlace], str]:
 
 
 def _whole_shapes(
-    own: tuple[int, int], place: MatrixPlace, rank: int, shard: Shard
+    own: tuple[int, int], place: MatrixPlace, rank: int, shard: Shard, divided: int
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Shapes of A and B, for a matrix of which this rank has `own` [out, in]."""
+    """Shapes of A and B, for a matrix of which this rank has `own` [out, in]. `divided`: the stored
+    size along which ranks divide it."""
     (out, width), split = own, _SPLITS[place.field]
-    parts = shard.parts(split)
-    if split is Split.COLUMNS:
-        return (rank, width * parts), (out, rank)
-    return (rank, width), (out * parts, rank)
+    size = width if split.is_by_inputs else out
+    whole = size * shard.parts(split)
+    if shard.unit > 1 and split.is_inner and shard.inner((divided,), 0).length == size:
+        whole = divided  # ranks may have unequal parts
+    return ((rank, whole), (out, rank)) if split.is_by_inputs else ((rank, width), (whole, rank))
 
 
 def _read(path: Path, file: Any, name: str, shape: tuple[int, int]) -> Tensor:

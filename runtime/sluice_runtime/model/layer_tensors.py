@@ -11,13 +11,12 @@ from typing import Final
 
 import torch
 from sluice_contract.config.engine import KvCacheDtype, WeightDType
-from sluice_contract.config.model_shape import ModelShape
 from sluice_kernels.packed import PackedMatrix
 from torch import Tensor
 
 from sluice_runtime.kv.pool import CPU
 from sluice_runtime.layers.adapters import SlotShape
-from sluice_runtime.layers.packed import Matrix
+from sluice_runtime.layers.packed import Matrix, can_pack
 from sluice_runtime.layers.rope import in_order, pair_order
 from sluice_runtime.layers.stack import LayerWeights
 from sluice_runtime.model.shard import Shape, Shard, Split, TensorPart
@@ -33,12 +32,12 @@ SPLITS: Final[Mapping[str, Split]] = {
     "o_proj": Split.COLUMNS,
     "gate": Split.NONE,
     "router": Split.NONE,
-    "gate_proj": Split.ROWS,
-    "up_proj": Split.ROWS,
-    "down_proj": Split.COLUMNS,
-    "w1": Split.ROWS,
-    "w3": Split.ROWS,
-    "w2": Split.COLUMNS,
+    "gate_proj": Split.GATED,
+    "up_proj": Split.GATED,
+    "down_proj": Split.DOWN,
+    "w1": Split.GATED,
+    "w3": Split.GATED,
+    "w2": Split.DOWN,
     "lm_head": Split.ROWS,
     "fc": Split.NONE,
 }
@@ -62,10 +61,16 @@ class Placement:
     context_tokens: int | None = None
     """Longest context that is served; None: the model's."""
 
-    def shard(self, shape: ModelShape) -> Shard:
+    @property
+    def packs(self) -> bool:
+        """Whether quantised matrices stay packed, where the model has a packing."""
+        return can_pack(self.device)
+
+    def shard(self, spec: ModelSpec) -> Shard:
         """This rank's share of a model's tensors."""
         rank, size = self.group.rank, self.group.size
-        return Shard(rank, size, shape.key_copies(size))
+        unit = spec.packing.unit if spec.packing and self.packs else 1
+        return Shard(rank, size, spec.key_copies(size), unit)
 
 
 WHOLE_ON_CPU: Final = Placement()
@@ -122,7 +127,7 @@ class Reader:
         """This rank's part of the bias [size] of the matrix `name`. If the ranks' products are
         summed, the first rank has the whole bias and others have none."""
         split = SPLITS[name.rpartition(".")[2]]
-        if split is Split.COLUMNS:
+        if split.is_by_inputs:
             return self._added(self._read(name, (size,), Split.NONE, "bias"))
         return self._read(name, (size,), split, "bias")
 
@@ -130,14 +135,14 @@ class Reader:
         """Attention sinks [heads]: this rank's part."""
         return self._read(name, (heads,), Split.ROWS, "sinks")
 
-    def stack(self, name: str, shape: Shape, dim: int) -> Tensor:
-        """This rank's part, along `dim`, of a tensor that stacks all experts."""
-        return self.weights.read(name, self._shard.along(shape, dim), self.dtype)
+    def stack(self, name: str, shape: Shape, dim: int, outputs: int = 1) -> Tensor:
+        """This rank's part of a tensor that stacks all experts: see `Shard.inner`."""
+        return self.weights.read(name, self._shard.inner(shape, dim, outputs), self.dtype)
 
-    def matrices(self, name: str, shape: Shape, dim: int) -> Matrix:
-        """Matrices [experts, out, in]: this rank's part, along `dim`, of a tensor of `shape`
-        [experts, in, out]."""
-        matrix = self._matrix(name, self._shard.along(shape, dim))
+    def matrices(self, name: str, shape: Shape, dim: int, outputs: int = 1) -> Matrix:
+        """Matrices [experts, out, in]: this rank's part of a tensor of `shape` [experts, in, out],
+        see `Shard.inner`."""
+        matrix = self._matrix(name, self._shard.inner(shape, dim, outputs))
         return matrix if isinstance(matrix, PackedMatrix) else matrix.transpose(1, 2)
 
     def stack_bias(self, name: str, shape: Shape) -> Tensor:

@@ -11,13 +11,12 @@ from typing import Final
 import torch
 from sluice_contract.base import ConfigError
 from sluice_contract.config.engine import AttentionBackend
-from sluice_contract.config.packing import rank_counts
+from sluice_contract.config.packing import PACKED_INPUTS, rank_counts
 from sluice_kernels.packed import PackedMatrix
 
 from sluice_runtime.errors import InvalidConfigError, ModelLoadError
 from sluice_runtime.layers.adapters import AdapterBank
 from sluice_runtime.layers.backend import Backend, choose_backend, with_pages, with_weights
-from sluice_runtime.layers.packed import can_pack
 from sluice_runtime.layers.rope import inverse_frequencies, pair_order
 from sluice_runtime.layers.stack import LayerWeights
 from sluice_runtime.model.decoder import Decoder
@@ -64,7 +63,7 @@ def load_model(
     spec = spec_from(files.config)
     spec = spec.serving(placement.context_tokens or spec.context_length_tokens)
     check_division(spec, placement.group.size)
-    if can_pack(placement.device):
+    if placement.packs:
         check_groups(spec, placement.group.size)
     family = family_of(spec)
     model_dtype: torch.dtype = getattr(torch, spec.dtype if dtype == "auto" else dtype)
@@ -101,13 +100,21 @@ def _quantised(
     """A reader of quantised matrices, which stay packed if the device has a product for them."""
     spec, device, family = reader.spec, reader.placement.device, family_of(reader.spec)
     source = QuantisedWeights(checkpoint, read, stored_as, device)
-    is_packed = spec.packing is not None and can_pack(device)
-    held = f"{'packed, the others' if is_packed else 'held'} as {reader.dtype}"
-    logger.info("weights: %s, %d MiB read; %s", stored_as, checkpoint.size_bytes >> 20, held)
-    prefix = family.prefix(checkpoint)
+    is_packed, held = spec.packing is not None and reader.placement.packs, "dequantised as"
+    if is_packed:
+        held = "packed, the others as"
+    elif reader.placement.packs:
+        held = f"inputs are not in whole groups of a multiple of {PACKED_INPUTS}, so {held}"
+    logger.info(
+        "weights: %s, %d MiB read; %s %s",
+        stored_as,
+        checkpoint.size_bytes >> 20,
+        held,
+        reader.dtype,
+    )
 
     def packed(name: str, part: TensorPart) -> PackedMatrix | None:
-        return source.read_packed(f"{prefix}{name.removeprefix('model.')}", part)
+        return source.read_packed(family.stored_name(checkpoint, name), part)
 
     weights = family.source(checkpoint, source)
     return replace(reader, weights=weights, packed=packed if is_packed else None)

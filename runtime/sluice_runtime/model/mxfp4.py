@@ -14,7 +14,7 @@ from typing import Protocol
 
 import torch
 from sluice_contract.config.packing import PACKED_INPUTS
-from sluice_kernels.packed import E2M1, SCALE_OFFSET, Kind, PackedMatrix, packed_4_bits
+from sluice_kernels.packed import Kind, PackedMatrix, mxfp4_values, packed_4_bits
 from torch import Tensor
 
 from sluice_runtime.errors import ModelLoadError
@@ -49,7 +49,7 @@ class Mxfp4:
 
         def fill(target: Tensor) -> None:
             for expert, own, exponents in zip(target, numbers, scales, strict=True):
-                expert.copy_(dequantised(own, exponents).T)
+                expert.copy_(mxfp4_values(_by_input(own).flatten(1), exponents).T)
 
         return fill
 
@@ -80,13 +80,6 @@ class Mxfp4:
         scaled = TensorPart((experts, out, blocks), dim, begin, length)
         numbers = files.read_stored(f"{name}_blocks", stored, torch.uint8)
         return numbers, files.read_stored(f"{name}_scales", scaled, torch.uint8)
-
-
-def dequantised(blocks: Tensor, scales: Tensor) -> Tensor:
-    """Dequantised values: blocks [out, n, 16], scales [out, n] → float32 [out, n x 32]."""
-    table = torch.tensor(E2M1, device=blocks.device)
-    exponents = scales.int()[..., None] - SCALE_OFFSET
-    return torch.ldexp(table[_by_input(blocks).int()], exponents).flatten(1)
 
 
 def _by_input(blocks: Tensor) -> Tensor:

@@ -39,6 +39,8 @@ UNUSED: Final = (
 _CHUNK_ROWS: Final = 1024
 """Outputs that are dequantised at once, since that briefly takes more than their size in
 float32."""
+SYMMETRIC_ZERO: Final = 8
+"""Zero of 4-bit numbers without stored zeros."""
 INTS: Final = 8
 """Number of 4-bit numbers in an int32."""
 
@@ -145,7 +147,7 @@ class Int4:
     zero_offset: int = 0
     """Offset that is added to the stored zeros."""
     symmetric: bool = False
-    """Whether zeros may be left out; then they are 8."""
+    """Whether zeros may be left out; then they are `SYMMETRIC_ZERO`."""
 
     def __str__(self) -> str:
         groups = f"groups of {self.group_size}" if self.group_size > 0 else "one group"
@@ -169,7 +171,7 @@ class Int4:
         numbers, scales, zeros = self._stored(files, name, part, torch.float32)
 
         def fill(target: Tensor) -> None:
-            offsets = 8 if zeros is None else _unpacked(zeros, 1, self.shifts) + self.zero_offset
+            offsets = SYMMETRIC_ZERO if zeros is None else self._offsets(zeros)
             for rows in _chunks(len(target), INTS):
                 own = numbers[:, self._packed_outputs(rows)]
                 # [groups, inputs of a group, outputs]
@@ -188,20 +190,24 @@ class Int4:
         out, width = part.shape
         packed = numbers.new_empty((out, width // 2), dtype=torch.uint8)
         by_output = scales.new_empty((out, len(scales)))
-        own_zeros = (
-            None if zeros is None else by_output.new_empty(by_output.shape, dtype=torch.uint8)
-        )
+        own_zeros = by_output.new_empty(by_output.shape, dtype=torch.uint8)
 
         def complete() -> None:
             by_output.copy_(scales.T)
-            if zeros is not None and own_zeros is not None:
-                own_zeros.copy_((_unpacked(zeros, 1, self.shifts) + self.zero_offset).T)
+            if zeros is None:
+                own_zeros.fill_(SYMMETRIC_ZERO)
+            else:
+                own_zeros.copy_(self._offsets(zeros).T)
             for rows in _chunks(out, INTS):
                 own = numbers[:, self._packed_outputs(rows)]
                 values = _unpacked(own, self.packed_dim, self.shifts)
                 packed[rows] = packed_4_bits(values.T.to(torch.uint8))
 
         return PackedMatrix(Kind.INT4, packed, by_output, own_zeros), complete
+
+    def _offsets(self, zeros: Tensor) -> Tensor:
+        """Zeros [groups, out]."""
+        return _unpacked(zeros, 1, self.shifts) + self.zero_offset
 
     def _packed_outputs(self, rows: slice) -> slice:
         """Columns of the stored numbers that have the outputs `rows`."""

@@ -2,8 +2,9 @@
 
 Parts are in rank order, so that joining all ranks' parts along the split dimension gives the whole.
 Parts have equal lengths, except that the last may be shorter or empty if the dimension does not
-divide evenly (a vocabulary). If there are more ranks than key heads, neighbouring ranks hold copies
-of one: the head of their query heads. Knows only numbers, no tensors or files.
+divide evenly (a vocabulary), and that the first may have a unit more in a feed-forward part. If
+there are more ranks than key heads, neighbouring ranks hold copies of one: the head of their query
+heads. Knows only numbers, no tensors or files.
 """
 
 from __future__ import annotations
@@ -25,6 +26,18 @@ class Split(Enum):
     """Outputs that are key heads, or value heads, are divided."""
     COLUMNS = "columns"
     """Inputs of a matrix [out, in] are divided, so that the ranks' products must be summed."""
+    GATED = "gated"
+    """Outputs that are inner values of a feed-forward part are divided in whole units."""
+    DOWN = "down"
+    """Inputs that are inner values of a feed-forward part are divided likewise."""
+
+    @property
+    def is_by_inputs(self) -> bool:
+        return self in (Split.COLUMNS, Split.DOWN)
+
+    @property
+    def is_inner(self) -> bool:
+        return self in (Split.GATED, Split.DOWN)
 
 
 @dataclass(frozen=True)
@@ -49,6 +62,8 @@ class Shard:
     size: int = 1
     key_copies: int = 1
     """Number of ranks that hold each key head."""
+    unit: int = 1
+    """Inner values of a feed-forward part that one rank holds together: those of a packed group."""
 
     def parts(self, split: Split) -> int:
         """Number of different parts of a tensor."""
@@ -61,11 +76,20 @@ class Shard:
         if split is Split.NONE:
             return TensorPart(whole, 0, 0, whole[0])
         if split is Split.KEYS:
-            return Shard(self.rank // self.key_copies, self.parts(split)).along(whole, 0)
-        return self.along(whole, 0 if split is Split.ROWS else 1)
-
-    def along(self, whole: Shape, dim: int) -> TensorPart:
-        """This rank's part of a tensor that is divided along `dim`."""
+            own = Shard(self.rank // self.key_copies, self.parts(split))
+            return own.part(whole, Split.ROWS)
+        dim = int(split.is_by_inputs)
+        if split.is_inner:
+            return self.inner(whole, dim)
         size = -(-whole[dim] // self.size)
         begin = min(self.rank * size, whole[dim])
         return TensorPart(whole, dim, begin, min(size, whole[dim] - begin))
+
+    def inner(self, whole: Shape, dim: int, outputs: int = 1) -> TensorPart:
+        """This rank's part of a tensor that has `outputs` numbers along `dim` for each inner value
+        of a feed-forward part."""
+        unit = self.unit * outputs
+        units, more = divmod(-(-whole[dim] // unit), self.size)
+        begin = (self.rank * units + min(self.rank, more)) * unit
+        length = (units + (self.rank < more)) * unit
+        return TensorPart(whole, dim, begin, min(length, whole[dim] - begin))

@@ -131,15 +131,13 @@ def replace_kernels() -> None:
         torch.library.impl(f"sluice_triton::{name}", "CPU")(computed)
 
 
-def packed_product(x: Any, kind: int, *tensors: Any) -> Any:
+def packed_product(*arguments: Any) -> Any:
     """The operator's reference."""
     from sluice_kernels import reference
-    from sluice_kernels.packed import Grouping, Kind, PackedMatrix
+    from sluice_kernels.triton.operators import Product
 
-    numbers, scales, zeros, bias, *by_expert = tensors
-    grouping = None if by_expert[0] is None else Grouping(*by_expert)
-    matrix = PackedMatrix(Kind(kind), numbers, scales, zeros)
-    return reference.packed_product(x, matrix, bias, grouping)
+    product = Product(*arguments)
+    return reference.packed_product(product.x, product.matrix, product.bias, product.grouping)
 
 
 def shrink_models() -> None:

@@ -270,17 +270,17 @@ def products() -> Iterator[tuple[str, Case]]:
         ("int4", partial(packed_matrix, Kind.INT4, 40, 192, group=64), half, wide),
         ("int4-narrow", partial(packed_matrix, Kind.INT4, 24, 96), brain, small),
         ("int4-one-group", partial(packed_matrix, Kind.INT4, 24, 96, group=96), single, small),
-        ("int4-no-zeros", partial(packed_matrix, Kind.INT4, 24, 64, zeros=False), half, small),
         ("mxfp4", partial(packed_matrix, Kind.MXFP4, 24, 160), brain, small),
         ("mxfp4-half", partial(packed_matrix, Kind.MXFP4, 24, 64), half, wide),
     ):
         for rows, biased in ((1, True), (17, False)):
             case = partial(multiplied, make, dtype, rows, tile, biased)
             yield f"packed_product-{name}-{rows}", case
-    for kind, dtype in ((Kind.PLAIN, brain), (Kind.MXFP4, brain), (Kind.INT4, half)):
+    kinds = (Kind.PLAIN, brain), (Kind.MXFP4, brain), (Kind.INT4, half), (Kind.FP8, brain)
+    for kind, dtype in kinds:
         # Experts without rows, with more than a tile of them, at the end and at the beginning.
         for counts, top in (([0, 17, 1, 0, 2], 4), ([3, 0], 1)):
-            case = partial(grouped, kind, dtype, counts, top, kind is not Kind.INT4)
+            case = partial(grouped, kind, dtype, counts, top, kind in (Kind.PLAIN, Kind.MXFP4))
             yield f"packed_product-{kind.name}-of-{len(counts)}", case
 
 

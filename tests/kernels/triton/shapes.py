@@ -71,16 +71,17 @@ def product_call(
     group: int = 128,
     grouped: str = "",
     biased: bool = False,
+    scales: torch.dtype = torch.float16,
     device: str = "meta",
 ) -> calls.Call:
-    """grouped: "reads", "writes" or nothing; rows: those of one expert."""
+    """grouped: "reads", "writes" or nothing; rows: those of one expert; scales: type of INT4's."""
     outs, width, experts = 192, 256, (3,) if grouped else ()
 
     def like(*shape: int, of: torch.dtype = dtype) -> Tensor:
         return torch.zeros(shape, dtype=of, device=device)
 
     numbers, byte = like(*experts, outs, width // kind.in_a_byte, of=torch.uint8), torch.uint8
-    scale = {Kind.FP8: torch.float32, Kind.INT4: torch.float16, Kind.MXFP4: byte}
+    scale = {Kind.FP8: torch.float32, Kind.INT4: scales, Kind.MXFP4: byte}
     if kind is Kind.PLAIN:
         matrix = PackedMatrix(kind, like(*experts, outs, width))
     else:

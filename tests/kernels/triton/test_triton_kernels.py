@@ -32,8 +32,9 @@ from tests.kernels.triton.shapes import (
 # One process runs the interpreter for all cases.
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("triton")]
 ROOT: Final = Path(__file__).parents[3]
-SHARED_BYTES: Final = {75: 65_536, 80: 166_912, 90: 232_448, 100: 232_448}
-"""A block's, by compute capability: CUDA C++ Programming Guide, "Technical Specifications"."""
+SHARED_BYTES: Final = {75: 65_536, 80: 101_376, 90: 232_448, 100: 232_448}
+"""A block's, by compute capability: CUDA C++ Programming Guide, "Technical Specifications". Code
+for 8.0 runs on 8.6 and 8.9, too, which have less than the 166,912 of 8.0."""
 ARCHITECTURES: Final = [
     each if each == 90 else pytest.param(each, marks=pytest.mark.full) for each in SHARED_BYTES
 ]

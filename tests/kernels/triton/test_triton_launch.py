@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -173,19 +175,31 @@ def test_an_image_brings_what_common_models_launch(
         for dim in (128, 256)
         for ids in (torch.int32, torch.int64)
     ]
-    for rows in (1, 99):
-        launched += [
-            product_call(kind, rows, dtype, biased=biased, device="cpu")
-            for kind in (Kind.FP8, Kind.INT4)
-            for dtype in (torch.float16, torch.bfloat16)
-            for biased in (True, False)
-        ]
-        for way in ("reads", "writes"):
-            launched.append(product_call(Kind.MXFP4, rows, group=32, grouped=way, biased=True))
-            launched += [product_call(k, rows, grouped=way) for k in (Kind.PLAIN, Kind.FP8)]
+    for rows, dtype in itertools.product((1, 99), (torch.float16, torch.bfloat16)):
+        launched += products_of_checkpoints(rows, dtype)
     for architecture in (80, 89, 90):
         ours = launcher(Library(), architecture, tmp_path)
         assert ours.missing(call.program() for call in launched) == []
+
+
+def products_of_checkpoints(rows: int, dtype: torch.dtype) -> Iterator[Call]:
+    """FP8 by output and in blocks, AWQ and GPTQ, experts of these, of gpt-oss and of plain ones."""
+    single, half = torch.float32, torch.float16
+    for biased in (True, False):
+        for group in (128, 256):  # 256: all inputs
+            yield product_call(Kind.FP8, rows, dtype, group=group, biased=biased)
+        for group, scales in itertools.product((32, 64, 128), (single, half)):
+            if scales is half or dtype is torch.bfloat16:
+                yield product_call(
+                    Kind.INT4, rows, dtype, group=group, biased=biased, scales=scales
+                )
+    for way in ("reads", "writes"):
+        yield product_call(Kind.MXFP4, rows, dtype, group=32, grouped=way, biased=True)
+        yield product_call(Kind.FP8, rows, dtype, grouped=way)
+        for group in (32, 64, 128):
+            yield product_call(Kind.INT4, rows, dtype, group=group, grouped=way)
+        for biased in (True, False):
+            yield product_call(Kind.PLAIN, rows, dtype, grouped=way, biased=biased)
 
 
 def test_a_program_is_built_only_for_gpus_that_can_run_it(
@@ -204,6 +218,14 @@ def test_one_program_serves_products_of_all_sizes() -> None:
         for matrix in [packed_matrix(Kind.FP8, outs, width, group=128)]
     ]
     assert several[0].program() == several[1].program()
+
+
+@pytest.mark.parametrize("rows", [1, 99])
+def test_a_tile_fits_the_shared_memory_of_every_gpu(rows: int) -> None:
+    """Three stages of 16-bit numbers: GPUs of 8.6, 8.9 and 12.0 have 99 KiB for a block."""
+    tile = calls.tile_for(rows)
+    stage = (tile.rows + tile.outputs) * tile.inputs * 2
+    assert 3 * stage <= 99 << 10
 
 
 def test_blocks_of_rows_suffice_for_every_choice_of_experts() -> None:

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 from sluice_contract.config.engine import AttentionBackend
-from sluice_runtime.model import load
+from sluice_runtime.model import layer_tensors
 from sluice_runtime.model.adapters import adapter_key
 from sluice_runtime.wire.messages import Generate
 
 from tests.runtime.agreement.adapters import ALL, ATTENTION, AdapterOracle, write_adapter
 from tests.runtime.agreement.oracle import Oracle, PairOf, assert_agrees
 from tests.runtime.harness import Run, engine_config, generate, run_engine
-from tests.runtime.model.quantised_checkpoints import write_quantised
+from tests.runtime.model.quantised_checkpoints import write_mxfp4, write_quantised
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("transformers")]
 
@@ -105,15 +105,29 @@ def test_a_mixed_batch_answers_as_each_adapter_alone(
         assert assert_agrees(adapted.oracles[name], own, done) > 20
 
 
+@pytest.mark.parametrize(
+    ("kind", "scheme"),
+    [
+        ("qwen3", "gptq"),
+        ("qwen2", "awq"),
+        ("llama", "fp8-small-blocks"),
+        ("qwen3", "compressed-channel"),
+        ("gpt_oss", "mxfp4"),
+    ],
+)
 def test_packed_weights_take_adapters(
-    pair_of: PairOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, scheme: str, pair_of: PairOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load, "can_pack", lambda device: True)
+    monkeypatch.setattr(layer_tensors, "can_pack", lambda device: True)
     quantised, meant = tmp_path / "quantised", tmp_path / "meant"
     quantised.mkdir()
     meant.mkdir()
-    write_quantised(pair_of("qwen3")[0], "gptq", quantised, meant)
-    folder = write_adapter(meant, tmp_path, 1, target_modules=ALL)
+    if scheme == "mxfp4":
+        write_mxfp4(pair_of(kind)[0], quantised, meant)
+    else:
+        write_quantised(pair_of(kind)[0], scheme, quantised, meant)
+    matrices = ATTENTION if kind == "gpt_oss" else ALL
+    folder = write_adapter(meant, tmp_path, 1, target_modules=matrices)
     oracles = {"": Oracle(meant), "a": AdapterOracle(meant, folder)}
     adapted = Adapted(quantised, {"a": folder}, oracles)
     requests = requests_of(adapted, 8)

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from sluice_kernels import native
 from sluice_kernels.packed import PackedMatrix
-from sluice_runtime.model import load
+from sluice_runtime.model import layer_tensors, load
 from sluice_runtime.model.files import resolve
 
 from tests.runtime.agreement.cases import Case, check, random_requests
@@ -66,7 +66,7 @@ PACKED = [
             ("qwen3", "gptq-no-zeros"),
             ("llama", "compressed-block"),
             ("qwen2", "gptq"),
-            ("mixtral", "fp8"),
+            ("mixtral", "fp8-small-blocks"),
             ("mixtral", "awq"),
             # Its checkpoint joins matrices; theirs reorder queries and keys.
             ("phi3-partial-rope", "gptq-v2"),
@@ -80,7 +80,7 @@ PACKED = [
 @pytest.fixture
 def packing_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights stay packed, as on a GPU; the reference multiplies them."""
-    monkeypatch.setattr(load, "can_pack", lambda device: True)
+    monkeypatch.setattr(layer_tensors, "can_pack", lambda device: True)
 
 
 @pytest.mark.usefixtures("packing_device")

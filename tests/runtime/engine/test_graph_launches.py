@@ -10,12 +10,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from sluice_runtime.kv.pool import CPU, PagePool
-from sluice_runtime.layers import attention_flashinfer, stacks
+from sluice_runtime.layers import attention_flashinfer, experts, stacks
 from sluice_runtime.layers.attention import TokenLayout
-from sluice_runtime.layers.dense import Activation, HeadNorm, Multiply, linear
-from sluice_runtime.layers.experts import Products, Router, SortedExperts, in_one_call
+from sluice_runtime.layers.dense import HeadNorm
 from sluice_runtime.layers.rope import Angles, TorchStep, rotation
-from sluice_runtime.layers.stack import ExpertsWeights
 from sluice_runtime.model.families.registry import family_of, spec_from
 from sluice_runtime.model.files import resolve
 from sluice_runtime.model.layer_tensors import Placement, Reader
@@ -26,12 +24,18 @@ from torch import Tensor
 from tests.runtime.engine.test_graphs import Site
 from tests.runtime.layers.flashinfer_backend import flashinfer_backend
 from tests.runtime.layers.flashinfer_kernels import flashinfer_on_cpu
+from tests.runtime.layers.test_experts import OneLaunchEach
 from tests.runtime.layers.test_flashinfer_operators import compiled_on_cpu
 from tests.runtime.recorded_graph import capture, kernel, launches
 
-MOST_LAUNCHES = {"qwen3-tiny": 9, "gemma3-tiny": 11, "gpt-oss-tiny": 36}
+MOST_LAUNCHES = {"qwen3-tiny": 9, "gemma3-tiny": 11, "gpt-oss-tiny": 13, "qwen3-moe-tiny": 13}
 """By model: four products, attention, rotation with storing, two norms or four, and an activation;
-in gpt-oss two products, and 29 for experts."""
+with experts two products, and seven for experts."""
+SIZES = {
+    "gpt-oss-tiny": {"num_local_experts": 32, "num_experts_per_tok": 4},
+    "qwen3-moe-tiny": {"num_experts": 128, "num_experts_per_tok": 8},
+}
+"""Experts of gpt-oss-20b and of Qwen3-30B-A3B."""
 
 
 @pytest.mark.parametrize("name", MOST_LAUNCHES)
@@ -46,8 +50,11 @@ def launches_of(name: str, layers: int, monkeypatch: pytest.MonkeyPatch) -> Coun
     library = flashinfer_on_cpu(monkeypatch)
     compiled_on_cpu(monkeypatch)
     monkeypatch.setattr(attention_flashinfer, "storing_step", OneKernel)
-    monkeypatch.setattr(stacks, "experts", grouped_experts)
-    config = resolve(f"dummy://{name}").config
+    # `flashinfer_on_cpu` has every expert compute every token.
+    monkeypatch.setattr(stacks, "experts", experts.experts)
+    monkeypatch.setattr(experts, "can_fuse", lambda weights: True)
+    monkeypatch.setattr(experts, "kernels_on", lambda device: OneLaunchEach())
+    config = {**resolve(f"dummy://{name}").config, **SIZES.get(name, {})}
     if "sliding_window" in config:
         kinds = ["sliding_attention", "full_attention"] * (layers // 2)
         config = {**config, "layer_types": kinds, "sliding_window": 7}
@@ -81,17 +88,3 @@ class OneKernel(TorchStep):
 
         kernel(run)
         return out
-
-
-def grouped_experts(
-    weights: ExpertsWeights, activation: Activation, multiply: Multiply = linear
-) -> SortedExperts:
-    """One call computes all experts, as on Hopper."""
-    parts = weights.experts
-    gate_up, down = zip(*(part.biases for part in parts), strict=True)
-    return SortedExperts(
-        Router.of(weights),
-        in_one_call(Products([(part.gate, part.up) for part in parts], gate_up)),
-        in_one_call(Products([(part.down,) for part in parts], down)),
-        activation,
-    )

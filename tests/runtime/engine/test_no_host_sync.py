@@ -206,11 +206,9 @@ def test_steps_are_launched_without_waiting(name: str) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("grouped", [True, False])
-def test_experts_are_computed_without_waiting(
-    grouped: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(experts, "can_group", lambda weight: grouped)
+@pytest.mark.parametrize("fused", [True, False])
+def test_experts_are_computed_without_waiting(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experts, "can_fuse", lambda weights: fused)
     check_that_nothing_is_waited_for(ASKED["greedy"], "dummy://qwen3-moe-tiny")
     check_that_nothing_is_waited_for(ASKED["greedy"], "dummy://gpt-oss-tiny")
 

@@ -13,13 +13,14 @@ from sluice_kernels.packed import Grouping, Kind, PackedMatrix
 from sluice_runtime.layers.dense import Activation, ClampedSwiglu, Linear, silu_and_multiply
 from sluice_runtime.layers.experts import (
     EveryExpert,
+    FusedExperts,
     Products,
     Router,
     SortedExperts,
-    can_group,
+    can_fuse,
     chosen,
     experts,
-    in_one_call,
+    fused,
     looped,
 )
 from sluice_runtime.layers.packed import as_tensor
@@ -103,7 +104,7 @@ def joined(weights: ExpertsWeights) -> tuple[Products, Products]:
 WAYS: dict[str, Callable[[ExpertsWeights], Linear]] = {
     "as on this device": lambda weights: experts(weights, silu_and_multiply),
     "looped": sorted_by(looped),
-    "in one call": sorted_by(in_one_call),
+    "fused": lambda weights: fused(Router.of(weights), *joined(weights), silu_and_multiply),
     "every expert": lambda weights: EveryExpert(
         Router.of(weights), *joined(weights), silu_and_multiply
     ),
@@ -148,6 +149,23 @@ def test_packed_experts_agree(kind: Kind, bias: bool, draw: Callable[..., Tensor
     wanted = one_by_one(x, weights)
     made = experts(weights, silu_and_multiply)(x)
     assert (made - wanted).norm() <= 1e-5 * wanted.norm()
+
+
+@pytest.mark.parametrize("names", [("down",), ("gate",), ("gate", "up")], ids="-".join)
+def test_each_matrix_is_packed_or_not(names: tuple[str, ...], draw: Callable[..., Tensor]) -> None:
+    """As where modules_to_not_convert names the others."""
+    packed = packed_weights(draw, Kind.FP8)
+    plain = weights_of(draw, torch.float32, renormalised=True, biased=True).experts
+    parts = [
+        replace(part, **{name: getattr(own, name) for name in names})
+        for part, own in zip(plain, packed.experts, strict=True)
+    ]
+    for mixed in (parts, [*plain[:-1], parts[-1]]):  # in all experts, or in one
+        weights, x = replace(packed, experts=mixed), draw(37, HIDDEN)
+        wanted = one_by_one(x, weights)
+        part = experts(weights, silu_and_multiply)
+        assert isinstance(part, FusedExperts)
+        assert (part(x) - wanted).norm() <= 1e-5 * wanted.norm()
 
 
 class OneLaunchEach:
@@ -218,20 +236,14 @@ def test_shares_add_up_to_one_only_where_they_are_renormalised(draw: Callable[..
         assert torch.allclose(choice.shares.sum(-1), torch.ones(5)) == renormalised
 
 
-@pytest.mark.parametrize(
-    ("capability", "groups"),
-    [((8, 0), False), ((8, 9), False), ((9, 0), True), ((10, 0), True), ((10, 3), True),
-     ((11, 0), False), ((12, 0), False), ((12, 1), False)],
-)  # fmt: skip
-def test_products_are_grouped_where_torch_has_a_kernel_for_it(
-    capability: tuple[int, int], groups: bool, monkeypatch: pytest.MonkeyPatch
+def test_experts_are_fused_on_gpus_whose_kernels_read_them(
+    draw: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch's rule: `_scaled_mm_allowed_device(sm90_only=true, sm100_only=true)` in
-    aten/src/ATen/native/cuda/GroupedBlas.cpp."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(torch.version, "hip", None)
-    assert can_group(torch.empty(1, dtype=torch.bfloat16)) is groups
-    assert not can_group(torch.empty(1, dtype=torch.float16))
-    monkeypatch.setattr(torch.version, "hip", "7.0")
-    assert not can_group(torch.empty(1, dtype=torch.bfloat16))
+    plain = weights_of(draw, torch.bfloat16, renormalised=True)
+    assert not can_fuse(plain)
+    monkeypatch.setattr("sluice_runtime.layers.experts.can_pack", lambda device: True)
+    assert can_fuse(plain)
+    assert isinstance(experts(plain, silu_and_multiply), FusedExperts)
+    assert not can_fuse(weights_of(draw, torch.float32, renormalised=True))
+    narrow = [replace(part, down=part.down[:, :8]) for part in plain.experts]
+    assert not can_fuse(replace(plain, experts=narrow))

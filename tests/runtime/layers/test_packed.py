@@ -10,6 +10,7 @@ from sluice_runtime.layers.dense import linear
 from sluice_runtime.layers.packed import as_tensor, can_pack, joined
 from sluice_runtime.model.families.registry import spec_from
 from sluice_runtime.model.load import check_groups
+from sluice_runtime.model.shard import Shard
 
 from tests.kernels.packed_matrices import packed_matrix
 from tests.published_configs import CONFIGS
@@ -59,6 +60,18 @@ def test_heads_whose_values_are_a_part_of_a_group_are_refused() -> None:
     check_groups(spec, 2)
     with pytest.raises(InvalidConfigError, match="one of 1, 2, so that"):
         check_groups(spec, 4)
+
+
+def test_a_feed_forward_part_is_shared_in_whole_units() -> None:
+    """The 2,880 inner values of gpt-oss over eight ranks, and two outputs for each of them."""
+    for outputs in (1, 2):
+        whole = (3, 2880 * outputs)
+        parts = [Shard(rank, 8, unit=32).inner(whole, 1, outputs) for rank in range(8)]
+        groups = [part.length // (32 * outputs) for part in parts]
+        assert groups == [12, 12, 11, 11, 11, 11, 11, 11]
+        ends = [part.begin + part.length for part in parts]
+        assert [part.begin for part in parts] == [0, *ends[:-1]]
+        assert ends[-1] == 2880 * outputs
 
 
 def test_a_packed_product_is_that_of_its_numbers() -> None:

@@ -140,6 +140,7 @@ def block_fp8(*block: int) -> dict[str, Any]:
 SCHEMES: dict[str, tuple[dict[str, Any], Quantise]] = {
     "fp8": ({"quant_method": "fp8", "activation_scheme": "static"}, fp8("weight_scale", "tensor")),
     "fp8-blocks": (block_fp8(64, 40), fp8("weight_scale_inv", "block", (64, 40))),
+    "fp8-small-blocks": (block_fp8(32, 32), fp8("weight_scale_inv", "block", (32, 32))),
     "fp8-large-blocks": (block_fp8(128, 128), fp8("weight_scale_inv", "block", (128, 128))),
     "compressed-channel": (compressed(), fp8("weight_scale", "channel")),
     "compressed-tensor": (compressed(strategy="tensor"), fp8("weight_scale", "tensor")),

@@ -108,6 +108,30 @@ def test_ranks_have_parts_that_make_the_whole(tmp_path: Path) -> None:
     assert all(torch.equal(part[output].b, whole[output].b) for part in parts)
 
 
+def test_ranks_with_unequal_parts_have_parts_that_make_the_whole(tmp_path: Path) -> None:
+    """Three groups of two inner values on two ranks."""
+    pairs = {"up": (torch.randn(2, 4), torch.randn(6, 2)),
+             "down": (torch.randn(2, 6), torch.randn(4, 2))}  # fmt: skip
+    changed = {
+        f"mlp.{name}_proj.lora_{side}": factor
+        for name, pair in pairs.items()
+        for side, factor in zip("AB", pair, strict=True)
+    }
+    folder = written(tmp_path, {}, **changed)
+    parts = []
+    for rank, size in enumerate((4, 2)):
+        bank = bank_of(2)
+        bank.adapted(lambda x: x, 0, {"up": torch.empty(size, 4)})
+        bank.adapted(lambda x: x, 0, {"down": torch.empty(4, size)})
+        parts.append(read_adapter(folder, bank, Shard(rank, 2, unit=2)).pairs)
+    up, down = MatrixPlace(0, "up"), MatrixPlace(0, "down")
+    assert torch.equal(torch.cat([part[up].b for part in parts]), 3 * pairs["up"][1])
+    assert torch.equal(torch.cat([part[down].a for part in parts], 1), pairs["down"][0])
+    bank.adapted(lambda x: x, 0, {"up": torch.empty(8, 4)})
+    with pytest.raises(ModelLoadError, match=r"has shape \[6, 2\]; the model and r want \[16, 2\]"):
+        read_adapter(folder, bank, Shard(1, 2, unit=2))
+
+
 def test_rslora_divides_by_the_root(tmp_path: Path) -> None:
     assert read_adapter_config(written(tmp_path, {})).scale == 3
     rooted = written(tmp_path, {"use_rslora": True, "r": 4})

@@ -34,11 +34,11 @@ LITTLE = 1.01
 """Norms of heads, of which each head has a copy, and frequencies."""
 
 
-@pytest.mark.parametrize("grouped", [True, False], ids=["in one call", "every expert"])
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "every expert"])
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("name", ["Mixtral-8x7B", "gpt-oss-20b", WITH_EXPERTS, "Llama-3-8B"])
-def test_on_a_gpu(name: str, ranks: int, grouped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experts, "can_group", lambda weight: grouped)
+def test_on_a_gpu(name: str, ranks: int, fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experts, "can_fuse", lambda weights: fused)
     model = of_two_layers(MODELS[name][0])
     placement = Placement(META, Solo(0, ranks))
     decoder = build_decoder(Reader(model, MetaWeights(), torch.bfloat16, placement), TORCH)

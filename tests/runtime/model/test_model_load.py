@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Callable
 from contextlib import closing
@@ -16,6 +17,7 @@ from sluice_runtime.engine.build import build_engine
 from sluice_runtime.engine.sizing.plan import resolved
 from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.fingerprint import kv_fingerprint
+from sluice_runtime.model import layer_tensors
 from sluice_runtime.model.files import resolve
 from sluice_runtime.model.layer_tensors import Placement
 from sluice_runtime.model.load import load_model
@@ -23,6 +25,7 @@ from sluice_runtime.model.tokenizer import load_tokenizer
 
 from tests.runtime.agreement.oracle import write_model
 from tests.runtime.harness import engine_config
+from tests.runtime.model.quantised_checkpoints import write_quantised
 
 # It writes models with transformers, which one worker imports, and no other.
 pytestmark = pytest.mark.xdist_group("transformers")
@@ -222,6 +225,35 @@ def test_an_index_leads_to_files_beside_it_only(shards: Path, name: object) -> N
     path.write_text(json.dumps(index))
     line = load_line(shards)
     assert f"{path}: weight_map names {name!r}" in line
+
+
+@pytest.mark.parametrize(
+    ("scheme", "packs", "held"),
+    [
+        ("modelopt", False, "FP8, 0 MiB read; dequantised as torch.float32"),
+        ("modelopt", True, "FP8, 0 MiB read; packed, the others as torch.float32"),
+        (
+            "fp8-blocks",
+            True,
+            "FP8 in blocks of 64x40, 0 MiB read; inputs are not in whole groups of a multiple of "
+            "32, so dequantised as torch.float32",
+        ),
+    ],
+)
+def test_the_log_says_how_quantised_weights_are_held(
+    scheme: str,
+    packs: bool,
+    held: str,
+    saved: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(layer_tensors, "can_pack", lambda device: packs)
+    caplog.set_level(logging.INFO, "sluice.engine")
+    folder = write_quantised(saved, scheme, tmp_path)
+    load_model(resolve(str(folder)), "float32", 0, "torch")
+    assert f"weights: {held}" in [record.getMessage() for record in caplog.records]
 
 
 def test_random_weights_depend_on_the_seed_alone() -> None:

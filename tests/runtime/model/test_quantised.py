@@ -6,19 +6,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from sluice_contract.config.model_shape import ModelShape
 from sluice_contract.config.packing import packing_of
-from sluice_contract.config.supported import QUANTISATIONS
-from sluice_kernels.packed import PackedMatrix, dequantised
+from sluice_kernels.packed import PackedMatrix, dequantised, joined
 from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.model.load_progress import LoadProgress
 from sluice_runtime.model.mxfp4 import Mxfp4
-from sluice_runtime.model.quantisation_config import FORMATS, format_from
+from sluice_runtime.model.quantisation_config import format_from
 from sluice_runtime.model.quantised import QuantisedWeights
 from sluice_runtime.model.shard import Shard, Split, TensorPart
 from sluice_runtime.model.staging import Wait
@@ -29,9 +27,6 @@ from torch import Tensor
 from tests.runtime.model.quantised_checkpoints import (
     SCHEMES,
     awq,
-    block_fp8,
-    compressed,
-    gptq,
     mxfp4,
 )
 from tests.runtime.model.test_streamed_weights import LateCopies
@@ -105,6 +100,7 @@ def test_streamed_as_to_a_device(tmp_path: Path, scheme: str) -> None:
 
 WHOLE_GROUPS = {
     "fp8": 1,
+    "fp8-small-blocks": 3,
     "compressed-channel": 1,
     "compressed-block": 3,
     "modelopt": 1,
@@ -140,14 +136,16 @@ def test_packed_parts_joined_are_the_numbers_that_are_meant(
     tmp_path: Path, scheme: str, streamed: bool
 ) -> None:
     meant = write(tmp_path, scheme)
-    for ranks, split in ((1, Split.ROWS), (2, Split.ROWS), (3, Split.ROWS), (3, Split.COLUMNS)):
+    for ranks, split in (
+        *((1, Split.ROWS), (2, Split.ROWS), (3, Split.ROWS)),
+        *((3, Split.COLUMNS), (2, Split.DOWN)),  # of three groups
+    ):
+        shards = [Shard(rank, ranks, unit=32) for rank in range(ranks)]
         parts = [
-            read_packed(
-                tmp_path, scheme, Shard(rank, ranks).part((OUT, WIDTH), split), streamed=streamed
-            )
-            for rank in range(ranks)
+            read_packed(tmp_path, scheme, shard.part((OUT, WIDTH), split), streamed=streamed)
+            for shard in shards
         ]
-        dim = 0 if split is Split.ROWS else 1
+        dim = int(split.is_by_inputs)
         assert torch.equal(torch.cat([dequantised(part) for part in parts], dim), meant)
 
 
@@ -161,8 +159,33 @@ def test_a_packed_matrix_takes_the_bytes_that_config_json_says(tmp_path: Path, s
     packing = packing_of(config, shape_with_inputs(WIDTH))
     assert packing is not None
     held = sum(part.nbytes for part in matrix.parts)
-    absent = OUT * groups if matrix.zeros is None and packing.bits == 4 else 0
-    assert packing.matrix_bytes(OUT, WIDTH) == held + absent
+    assert packing.matrix_bytes(OUT, WIDTH) == held
+
+
+def test_zeros_of_gptq_reach_16(tmp_path: Path) -> None:
+    """Its first layout stores them reduced by one."""
+
+    def change(stored: dict[str, Tensor]) -> None:
+        stored["qweight"].zero_()
+        stored["scales"].fill_(1)
+        stored["qzeros"].fill_(-1)  # all bits
+
+    write(tmp_path, "gptq", change)
+    whole = Shard().part((OUT, WIDTH), Split.ROWS)
+    meant = torch.full((OUT, WIDTH), -16.0)
+    assert torch.equal(dequantised(read_packed(tmp_path, "gptq", whole, streamed=False)), meant)
+    with Checkpoint(tmp_path) as checkpoint:
+        source = MappedWeights(checkpoint)
+        assert torch.equal(read(source, checkpoint, "gptq", Shard(), Split.ROWS), meant)
+
+
+def test_matrices_with_and_without_stored_zeros_are_joined(tmp_path: Path) -> None:
+    parts, meant = [], []
+    for scheme in ("gptq", "gptq-no-zeros"):
+        meant.append(write(tmp_path, scheme))
+        whole = Shard().part((OUT, WIDTH), Split.ROWS)
+        parts.append(read_packed(tmp_path, scheme, whole, streamed=False))
+    assert torch.equal(dequantised(joined(parts)), torch.cat(meant))
 
 
 def shape_with_inputs(width: int) -> ModelShape:
@@ -208,7 +231,7 @@ def read_stack(folder: Path, shard: Shard, dim: int, *, streamed: bool = False) 
             own = StreamedWeights(checkpoint, LateCopies(), LoadProgress(0), 128)
             source = stack.enter_context(own)
         weights = QuantisedWeights(checkpoint, source, stored_as)
-        part = weights.read(STACK, shard.along((EXPERTS, INNER, OUTPUTS), dim), torch.float32)
+        part = weights.read(STACK, shard.inner((EXPERTS, INNER, OUTPUTS), dim), torch.float32)
         weights.settle()
         assert not weights.unread()
         return part
@@ -250,7 +273,7 @@ def test_the_parts_of_packed_experts_joined_are_the_numbers_that_are_meant(
     parts = []
     with Checkpoint(tmp_path) as checkpoint:
         for rank in range(3 if dim == 1 else 4):
-            part = Shard(rank, 3 if dim == 1 else 4).along((EXPERTS, INNER, OUTPUTS), dim)
+            part = Shard(rank, 3 if dim == 1 else 4).inner((EXPERTS, INNER, OUTPUTS), dim)
             weights = QuantisedWeights(checkpoint, MappedWeights(checkpoint), Mxfp4())
             matrix = weights.read_packed(STACK, part)
             weights.settle()
@@ -279,7 +302,7 @@ def test_stacked_experts_are_read_in_whole_buffers(tmp_path: Path, ranks: int, d
     save_file(
         {f"{STACK}_blocks": blocks, f"{STACK}_scales": scales}, tmp_path / "model.safetensors"
     )
-    part, copies = Shard(ranks - 1, ranks).along((experts, width, out), dim), CountedCopies()
+    part, copies = Shard(ranks - 1, ranks).inner((experts, width, out), dim), CountedCopies()
     buffer = blocks.nbytes // 4
     with (
         Checkpoint(tmp_path) as checkpoint,
@@ -314,7 +337,7 @@ def test_experts_in_mxfp4_have_whole_blocks(
     with Checkpoint(tmp_path) as checkpoint:
         weights = QuantisedWeights(checkpoint, MappedWeights(checkpoint), stored_as)
         with pytest.raises(ModelLoadError, match=r"40 inputs of layer\.experts\.down_proj"):
-            weights.read(STACK, Shard().along((EXPERTS, 40, OUTPUTS), 1), torch.float32)
+            weights.read(STACK, Shard().inner((EXPERTS, 40, OUTPUTS), 1), torch.float32)
 
 
 def refusal(folder: Path, scheme: str, change: Change) -> str:
@@ -395,48 +418,3 @@ def test_what_is_not_quantised_is_read_as_it_is(tmp_path: Path, scheme: str) -> 
         assert torch.equal(
             read(MappedWeights(checkpoint), checkpoint, scheme, Shard(), Split.ROWS), plain
         )
-
-
-@pytest.mark.parametrize(
-    ("written", "parts"),
-    [
-        ("fp8", ["quantization_config: 'fp8'", "an object"]),
-        ({"bits": 4}, ["quantization_config.quant_method: None", "awq", "fp8", "gptq"]),
-        ({"quant_method": "bitsandbytes"}, ["quant_method: 'bitsandbytes'", "modelopt"]),
-        ({"quant_method": "quark"}, ["quant_method: 'quark'", "'mxfp4'"]),
-        (block_fp8(128, 128) | {"fmt": "e5m2"}, ["quantization_config.fmt: 'e5m2'", "'e4m3'"]),
-        (block_fp8(128, 0), ["weight_block_size: [128, 0]", "two whole numbers"]),
-        (block_fp8(128), ["weight_block_size: [128]"]),
-        (compressed() | {"format": "pack-quantized"}, ["format: 'pack-quantized'"]),
-        (compressed() | {"sparsity_config": {"format": "sparse-24"}}, ["sparsity_config.format"]),
-        (compressed() | {"transform_config": {"a": 1}}, ["transform_config", "absent"]),
-        (compressed() | {"config_groups": None}, ["config_groups: None"]),
-        (compressed(num_bits=4), ["config_groups.group_0.weights.num_bits: 4", "allowed: 8"]),
-        (compressed(type="int"), ["config_groups.group_0.weights.type: 'int'", "'float'"]),
-        (compressed(strategy="group"), ["weights.strategy: 'group'", "'channel'"]),
-        (compressed(block_structure=[8, 8]), ["block_structure", "strategy 'block'"]),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, ["quant_algo: 'NVFP4'", "'FP8'"]),
-        (awq(128) | {"bits": 8}, ["bits: 8", "allowed: 4"]),
-        (awq(128) | {"version": "gemv"}, ["version: 'gemv'", "'gemm'"]),
-        (awq(128) | {"zero_point": False}, ["zero_point: False", "True"]),
-        (awq(100), ["group_size: 100", "multiple of 8"]),
-        (gptq(128, desc_act=True), ["quantization_config.desc_act: True", "False"]),
-        (gptq(128, checkpoint_format="marlin"), ["checkpoint_format: 'marlin'", "'gptq_v2'"]),
-        (gptq(128, dynamic={"-:lm_head": {}}), ["dynamic", "absent"]),
-        (gptq(128, bits=3), ["bits: 3"]),
-    ],
-)
-def test_what_is_not_implemented_is_refused_by_name(written: Any, parts: list[str]) -> None:
-    with pytest.raises(ModelLoadError) as caught:
-        format_from({"quantization_config": written})
-    for part in parts:
-        assert part in str(caught.value)
-
-
-def test_the_old_name_of_the_key_is_read_and_null_is_none() -> None:
-    assert format_from({"compression_config": compressed()}) is not None
-    assert format_from({"quantization_config": None}) is None
-
-
-def test_the_operator_knows_the_same_methods() -> None:
-    assert sorted(FORMATS) == sorted(QUANTISATIONS)

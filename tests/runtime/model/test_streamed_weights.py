@@ -120,7 +120,7 @@ def test_the_parts_of_all_ranks_joined_are_the_whole(
         if split is Split.NONE:
             assert all(torch.equal(tensor, wanted) for tensor in tensors)
         else:
-            assert torch.equal(torch.cat(tensors, dim=int(split is Split.COLUMNS)), wanted)
+            assert torch.equal(torch.cat(tensors, dim=int(split.is_by_inputs)), wanted)
     assert source.unread() == []
 
 

@@ -15,9 +15,11 @@ import torch
 from msgspec.structs import replace
 from safetensors.torch import save_file
 from sluice_contract.config.sizing import ResolvedConfig
+from sluice_kernels.packed import PackedMatrix
 from sluice_runtime.engine.build import Engine, EngineHooks, build_engine
 from sluice_runtime.engine.prepare import prepare
 from sluice_runtime.layers.backend import TORCH
+from sluice_runtime.model import layer_tensors
 from sluice_runtime.model.adapters import adapter_key
 from sluice_runtime.model.families.registry import spec_from
 from sluice_runtime.model.files import DUMMIES, resolve
@@ -38,6 +40,8 @@ from tests.runtime.harness import (
     resolved_config,
     run_engine,
 )
+from tests.runtime.model.held import reached
+from tests.runtime.model.quantised_checkpoints import write_mxfp4, write_quantised
 from tests.runtime.model.test_streamed_weights import Recorded
 from tests.runtime.random_adapter import write_random_adapter
 from tests.runtime.scheduler.building import SplitChunk
@@ -89,9 +93,10 @@ def first_rank(config: ResolvedConfig, ranks: JoinedRanks, hooks: EngineHooks) -
     return engine
 
 
-def write_one_key_head(folder: Path) -> str:
+def write_model(folder: Path, dummy: str, **changed: object) -> str:
     """A model with random weights, in files; its path."""
-    config = {**DUMMIES["qwen3-tiny"], "num_key_value_heads": 1}
+    config = {**DUMMIES[dummy], **changed}
+    folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     weights = Recorded()
     build_decoder(Reader(spec_from(config), weights, torch.float32, WHOLE_ON_CPU), TORCH)
@@ -134,7 +139,9 @@ def test_ranks_answer_as_one(
     name: str, size: int, overlap: bool, adapted: str | None, tmp_path: Path
 ) -> None:
     """Four ranks have two copies of each of two key heads."""
-    model = write_one_key_head(tmp_path) if name == ONE_KEY_HEAD else f"dummy://{name}"
+    model = f"dummy://{name}"
+    if name == ONE_KEY_HEAD:
+        model = write_model(tmp_path, "qwen3-tiny", num_key_value_heads=1)
     names = "ab" if adapted else ""
     adapters = {
         each: write_random_adapter(tmp_path / each, i, name) for i, each in enumerate(names)
@@ -169,6 +176,40 @@ def test_ranks_answer_as_one(
         torch.testing.assert_close(
             torch.stack(run.logits[name]), torch.stack(logits), atol=1e-4, rtol=1e-4
         )
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("dummy", ["gpt-oss-tiny", "qwen3-tiny"])
+def test_ranks_share_packed_groups_unevenly(
+    dummy: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nine groups of 32 inputs: experts in MXFP4, and FP8 in blocks beside an adapter."""
+    monkeypatch.setattr(layer_tensors, "can_pack", lambda device: True)
+    path = [str(Path(__file__).parent / "packing"), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
+    plain, quantised, meant = (tmp_path / name for name in ("plain", "quantised", "meant"))
+    sizes = {"intermediate_size": 288, "num_attention_heads": 8}
+    write_model(plain, dummy, **sizes)
+    quantised.mkdir()
+    meant.mkdir()
+    settings: dict[str, object] = {"attention_backend": "torch"}
+    asked = requests()
+    if dummy == "gpt-oss-tiny":
+        write_mxfp4(plain, quantised, meant)
+    else:
+        write_quantised(plain, "compressed-block", quantised)
+        adapter = write_random_adapter(tmp_path / "a", 0, dummy, **sizes)
+        asked = with_adapters(asked, {"a": adapter})
+        settings |= {"adapters": ({"name": "a", "uri": str(adapter)},)}
+    alone = run_engine(engine_config(str(quantised), **SIZES, **settings), asked)
+    run, config = Run(), sharing(str(quantised), size, **settings)
+    with joined_ranks(config, torch.device("cpu")) as ranks:
+        engine = first_rank(config, ranks, EngineHooks())
+        widths = {matrix.shape[-1] for matrix in reached(engine.model, PackedMatrix)}
+        assert max(widths) == {2: 160, 4: 96}[size]
+        with closing(engine.executor(overlap=False, announce=ranks.announce)) as executor:
+            drive(engine.scheduler, executor, run, Recorder(run), asked, ())
+    assert run.tokens == alone.tokens
 
 
 def test_two_ranks_split_a_chunk_alike() -> None:

@@ -116,7 +116,7 @@ class ModelBytes:
             hidden = spec.hidden_size
             copies = experts.active * self._family.expert_step_values(hidden, experts.width)
             chosen = 4 * experts.count + 16 * experts.active
-            feed_forward = max(feed_forward, copies + chosen + 3 * hidden)
+            feed_forward = max(feed_forward, copies + chosen + 4 * hidden)
         heads = part.heads + 2 * part.kv_heads
         attention = 3 * heads * spec.head_dim + 3 * spec.hidden_size
         # A norm that is not one fused kernel computes in float32.

@@ -160,6 +160,10 @@ class Family:
         """Prefix of all names in the checkpoint except the output layer's."""
         return "model."
 
+    def stored_name(self, checkpoint: Checkpoint, name: str) -> str:
+        """Name in the checkpoint of the tensor that this class calls `name`."""
+        return name
+
     def source(self, checkpoint: Checkpoint, weights: WeightSource) -> WeightSource:
         """The checkpoint's tensors, under the names that this class uses for them."""
         return weights
@@ -264,7 +268,7 @@ class Family:
     def expert_step_values(self, hidden: int, width: int) -> int:
         """Most values that an expert holds at once for each token; `width`: a rank's part of its
         width."""
-        return max(2 * hidden, hidden + 2 * width, 4 * width)
+        return max(hidden + width, 4 * width)
 
     def gathered_values(self, values: int, head_dim: int) -> int:
         """Values that plain torch's attention holds at once while it gathers `values` of them."""

@@ -5,8 +5,9 @@ read."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import torch
@@ -100,7 +101,13 @@ class _Gemma3WithVision(_Gemma3):
         return _INNER if inner else f"{_OUTER}model."
 
     def source(self, checkpoint: Checkpoint, weights: WeightSource) -> WeightSource:
-        return _TextPart(weights, self.prefix(checkpoint))
+        return _TextPart(weights, partial(self.stored_name, checkpoint))
+
+    def stored_name(self, checkpoint: Checkpoint, name: str) -> str:
+        prefix = self.prefix(checkpoint)
+        if name.startswith("model."):
+            return f"{prefix}{name.removeprefix('model.')}"
+        return name if prefix == _INNER else f"{_OUTER}{name}"
 
 
 @dataclass(frozen=True)
@@ -109,14 +116,11 @@ class _TextPart:
     a language model."""
 
     source: WeightSource
-    prefix: str
+    stored_name: Callable[[str], str]
 
     def read(self, name: str, part: TensorPart, dtype: torch.dtype) -> Tensor:
         """See `WeightSource`."""
-        stored = f"{self.prefix}{name.removeprefix('model.')}"
-        if not name.startswith("model."):
-            stored = name if self.prefix == _INNER else f"{_OUTER}{name}"
-        return self.source.read(stored, part, dtype)
+        return self.source.read(self.stored_name(name), part, dtype)
 
     def settle(self) -> None:
         """See `WeightSource`."""

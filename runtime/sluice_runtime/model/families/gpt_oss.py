@@ -61,8 +61,8 @@ class _GptOss(Family):
         """Experts in tensors [experts, in, out], where outputs of gate and up alternate."""
         count, hidden, width = experts.count, reader.spec.hidden_size, experts.width
         name = f"{part}.experts"
-        gate_up = reader.matrices(f"{name}.gate_up_proj", (count, hidden, 2 * width), 2)
-        gate_up_biases = reader.stack(f"{name}.gate_up_proj_bias", (count, 2 * width), 1)
+        gate_up = reader.matrices(f"{name}.gate_up_proj", (count, hidden, 2 * width), 2, 2)
+        gate_up_biases = reader.stack(f"{name}.gate_up_proj_bias", (count, 2 * width), 1, 2)
         down = reader.matrices(f"{name}.down_proj", (count, width, hidden), 1)
         down_biases = reader.stack_bias(f"{name}.down_proj_bias", (count, hidden))
         reader.weights.settle()
@@ -92,8 +92,8 @@ class _GptOss(Family):
         return experts.count * (outputs + 1)
 
     def expert_step_values(self, hidden: int, width: int) -> int:
-        # Each of an expert's tokens has its own row of biases.
-        return max(hidden + 4 * width, 2 * hidden + width)
+        # The activation is one kernel.
+        return max(hidden + width, 3 * width)
 
     def gathered_values(self, values: int, head_dim: int) -> int:
         return values + values * (head_dim + _SINK_VALUES) // head_dim

@@ -53,7 +53,7 @@ CONTEXT = 8192
 @pytest.fixture(autouse=True)
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     """Experts are computed as there, whose steps take the most."""
-    monkeypatch.setattr(experts, "can_group", lambda weight: True)
+    monkeypatch.setattr(experts, "can_fuse", lambda weights: True)
 
 
 META = torch.device("meta")
