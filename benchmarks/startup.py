@@ -3,7 +3,8 @@ phases that the engine measures.
 
 Prints one JSON line a figure: the median of `--runs` runs with a warm page cache. `import torch`
 and a plain read of the model's files are measured in turns with the starts. An engine does both, so
-the milestones have their ratios to the sum.
+the milestones have their ratios to the sum. On a busy machine only the ratio of processor time
+counts: of the engine process until `/ready`, to that of `import torch`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import signal
 import socket
 import statistics
@@ -50,8 +52,9 @@ def main() -> None:
             "figure": f"{name}_seconds",
             "value": round(statistics.median(run[name] for run in runs), 3),
         }
-        if name in ("health", "ready", "first_token"):
-            least = [run["import_torch"] + run["read"] for run in runs]
+        if name in ("health", "ready", "first_token", "engine_cpu"):
+            torch = "import_torch_cpu" if name == "engine_cpu" else "import_torch"
+            least = [run[torch] + run["read"] for run in runs]
             ratios = [run[name] / floor for run, floor in zip(runs, least, strict=True)]
             line["ratio_to_import_torch_and_read"] = round(statistics.median(ratios), 2)
         print(json.dumps(line))
@@ -59,15 +62,18 @@ def main() -> None:
 
 def measure(model: str) -> dict[str, float]:
     """Seconds of one start: to each milestone, of each phase, and what they are compared with."""
+    before = children_cpu_seconds()
     floor = {"import_torch": import_torch_seconds(), "read": read_seconds(model)}
+    floor["import_torch_cpu"] = children_cpu_seconds() - before
     started = time.monotonic()
     with started_engine({"model": {"uri": model}}) as (url, process):
         health = wait_for(f"{url}/health", process) - started
         ready = wait_for(f"{url}/ready", process) - started
+        engine_cpu = engine_cpu_seconds(process.pid)
         first_token(url)
         token = time.monotonic() - started
         phases = start_phases(url)
-    milestones = {"health": health, "ready": ready, "first_token": token}
+    milestones = {"health": health, "ready": ready, "first_token": token, "engine_cpu": engine_cpu}
     return milestones | floor | {f"phase_{name}": seconds for name, seconds in phases.items()}
 
 
@@ -133,6 +139,22 @@ def import_torch_seconds() -> float:
     started = time.monotonic()
     subprocess.run([sys.executable, "-c", "import torch"], check=True, env=dict(os.environ))
     return time.monotonic() - started
+
+
+def children_cpu_seconds() -> float:
+    """Processor time of the children that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def engine_cpu_seconds(launcher_pid: int) -> float:
+    """Processor time of the engine process that a launcher started."""
+    children = Path(f"/proc/{launcher_pid}/task/{launcher_pid}/children").read_text().split()
+    for child in children:
+        if b"sluice_runtime.engine" in Path(f"/proc/{child}/cmdline").read_bytes():
+            fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    raise SystemExit(f"process {launcher_pid} has no engine process")
 
 
 def write_tokenizer(folder: Path, tokens: int = 0) -> None:

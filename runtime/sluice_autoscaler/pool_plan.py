@@ -75,7 +75,18 @@ def hold_reason(reports: Reports, pool: PoolSample, sample: Sample) -> tuple[str
         return "MetricsOdd", f"{reports.odd} load reports have impossible numbers"
     if reports.stale:
         return "MetricsStale", f"{reports.stale} load reports are old"
+    if unreported := _unreported(pool, sample):
+        return "MetricsMissing", unreported
     return "MetricsMissing", f"routers know none of the {pool.ready} ready engines"
+
+
+def _unreported(pool: PoolSample, sample: Sample) -> str:
+    """Text about ready engines of a pool of which routers have no load report; empty without any.
+    Such an engine's role is unknown, so those are counted that the pool lacks."""
+    reported = sum(engine.role is pool.role for engine in sample.engines or ())
+    count = min(sample.unreported, pool.ready - reported)
+    verbs = "gives routers no load report", "give routers no load report"
+    return engines(count, verbs) if count > 0 else ""
 
 
 def on_hold(
@@ -110,6 +121,8 @@ def planned(
     steady = stabilised(history, role, sample.time_seconds, pool.replicas, limited, down_seconds)
     desired = max(limits.minimum, min(limits.maximum, steady.engines))
     reason, message = _why(want, desired, pool.replicas, limits.maximum)
+    if unreported := _unreported(pool, sample):
+        message = f"{message}; {unreported}"
     if pool.unschedulable and desired > pool.replicas:
         desired, reason = max(limits.minimum, pool.replicas), "CapacityBlocked"
         message = f"{message}; {_blocked(pool)}, so no more are asked for"

@@ -68,3 +68,5 @@ class Sample:
     """None: no router answered."""
     waiting_requests: int = 0
     """Requests that routers hold because no engine is usable."""
+    unreported: int = 0
+    """Ready engines, of any pool, of which no router has a load report."""

@@ -75,6 +75,19 @@ def test_a_metrics_outage_is_not_idleness(loss: str, minimum: int) -> None:
     assert service.settle({}, seconds=700)[-1] == minimum
 
 
+def test_engines_without_a_load_report_are_named() -> None:
+    """Where none of a pool has one, it holds; where others have, they decide."""
+    pools = pool(PREFILL, 1), pool(DECODE, 3)
+    sample = seen([engine("p", PREFILL), engine("d", DECODE)], *pools)
+    decision = decide(wanting(*TWO), History(), replace(sample, unreported=2))
+    assert "2 engines give routers no load report" in decision.pools[DECODE].message
+    assert "report" not in decision.pools[PREFILL].message
+    sample = replace(seen([], pool(MIXED, 2)), unreported=1)
+    decision = decide(wanting(), History(), sample)
+    assert decision.reason == "MetricsMissing"
+    assert decision.pools[MIXED].message.startswith("mixed: 1 engine gives routers no load report")
+
+
 def test_an_engine_of_which_nothing_is_known_may_have_as_much_work_as_another() -> None:
     known = engine("a", queued_tokens=int(2 * RATE), queued_requests=99)
     decision = decide(wanting(), History(), seen([known, engine("b", age_seconds=60.0)]))

@@ -129,7 +129,8 @@ def sample_of(
         role: replace(pool, start_phases={**pool.start_phases, **started.get(pool.start_pod, {})})
         for role, pool in pools.items()
     }
-    return Sample(time_seconds, pools, engines, waiting)
+    ready = {row.name for load in discovered for row in load.engines if row.condition == "ready"}
+    return Sample(time_seconds, pools, engines, waiting, len(ready - started.keys()))
 
 
 def _freshest(loads: Iterable[ServiceLoad]) -> tuple[Reported, ...]:

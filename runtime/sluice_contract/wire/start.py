@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 Phase = Literal["launch", "imports", "device", "ranks", "weights", "pool", "warm-up", "graphs"]
 ENGINE_PHASES: Final[Mapping[Phase, str]] = {
-    "launch": "the configuration is checked, before the engine process starts",
+    "launch": "the first process starts, before the engine process does",
     "imports": "Python and its libraries are loaded",
     "device": "the device is set up",
     "ranks": "the other ranks start and join",

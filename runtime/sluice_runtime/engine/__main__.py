@@ -1,18 +1,19 @@
 """The engine process: `python -m sluice_runtime.engine --config FILE --endpoint ipc://PATH
-[--accelerator JSON] [--began SECONDS]`.
+[--accelerator JSON] [--began SECONDS]`, or `--wait`, with these options on standard input.
 
-Started by the supervisor next to the API process; talks to it over the endpoint only.
+Started by the launcher; talks to the API process over the endpoint only.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import secrets
 import signal
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,10 +44,19 @@ if TYPE_CHECKING:
 EXIT_STARTUP = 2
 """Exit code if configuration, weights or memory prevent the start; a restart will not help."""
 EXIT_CRASH = 1
+WAIT = "--wait"
+"""Only argument of a process that gets its options later, in one line of standard input, as a JSON
+list of strings. The end of the input ends it."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs until SIGTERM or SIGINT; returns the exit code."""
+    if (arguments or sys.argv[1:]) == [WAIT]:
+        with suppress(ImportError, OSError):  # `_serve` reports it
+            _import_libraries()
+        if not (line := sys.stdin.readline()):
+            return 0
+        arguments = json.loads(line)
     parser = argparse.ArgumentParser(prog="python -m sluice_runtime.engine", description=__doc__)
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--endpoint", required=True)
@@ -128,15 +138,13 @@ def _watch(began: float | None) -> StartWatch:
 def _serve(config: EngineConfig, link: EngineLink, wakeup: Wakeup, watch: StartWatch) -> None:
     planned, files = resolved(config), resolve_model(config.model)
     keys = _handover_keys(config)
-    set_library_variables()
-    with uncollected():
-        # Imports torch, which takes seconds: errors in the configuration are reported before.
-        from sluice_runtime.engine.build import StartReports, build_engine, compiler_of
-        from sluice_runtime.engine.device import place_of
-        from sluice_runtime.engine.sizing.pool_size import smallest_gpu_bytes, with_running_requests
-        from sluice_runtime.grammar.vocabulary import unusable
-        from sluice_runtime.model.families.registry import spec_from
-        from sluice_runtime.parallel.joined import joined_ranks
+    _import_libraries()
+    from sluice_runtime.engine.build import StartReports, build_engine, compiler_of
+    from sluice_runtime.engine.device import place_of
+    from sluice_runtime.engine.sizing.pool_size import smallest_gpu_bytes, with_running_requests
+    from sluice_runtime.grammar.vocabulary import unusable
+    from sluice_runtime.model.families.registry import spec_from
+    from sluice_runtime.parallel.joined import joined_ranks
 
     watch.ended("imports")
     stops: list[int] = []
@@ -164,6 +172,15 @@ def _serve(config: EngineConfig, link: EngineLink, wakeup: Wakeup, watch: StartW
             cache = engine.host_cache
             with closing(engine.runner), closing(cache) if cache else nullcontext():
                 _run(sized, engine, keys, Ends(link, wakeup, stops, ranks), watch)
+
+
+def _import_libraries() -> None:
+    """Imports torch and what needs it, which takes seconds."""
+    set_library_variables()
+    with uncollected():
+        import sluice_runtime.engine.build
+        import sluice_runtime.engine.prepare
+        import sluice_runtime.parallel.joined  # noqa: F401
 
 
 def _run(config: ResolvedConfig, engine: Engine, keys: Keys, ends: Ends, watch: StartWatch) -> None:

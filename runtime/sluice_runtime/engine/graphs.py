@@ -14,6 +14,7 @@ neither requests nor how attention is planned.
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -235,13 +236,23 @@ class DecodeGraphs:
         )
 
     @torch.inference_mode()
-    def capture(self, parts: GraphParts, capture: Capture, batches: Sequence[int]) -> None:
+    def capture(
+        self,
+        parts: GraphParts,
+        capture: Capture,
+        batches: Sequence[int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> dict[int, float]:
         """Captures graphs of `batches`, which include the largest. The largest comes first, because
-        smaller ones reuse its memory."""
+        smaller ones reuse its memory. Returns the seconds that each took, in this order."""
         self._parts, self._capture = parts, capture
         self.samples = parts.sample is not None
+        took_seconds = {}
         for batch in sorted(batches, reverse=True):
+            began = clock()
             self.capture_batch(batch)
+            took_seconds[batch] = clock() - began
+        return took_seconds
 
     @torch.inference_mode()
     def capture_batch(self, batch: int) -> None:

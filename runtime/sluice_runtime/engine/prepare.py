@@ -4,6 +4,7 @@ collector's settings, then CUDA graphs for decode steps."""
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 
 from sluice_contract.cluster.labels import Role
@@ -47,7 +48,10 @@ def capture_missing_graphs(config: PlannedConfig, engine: Engine) -> None:
 
 
 def capture_graphs(
-    engine: Engine, largest: int, begin_capture: Callable[[], Capture] = CudaCapture
+    engine: Engine,
+    largest: int,
+    begin_capture: Callable[[], Capture] = CudaCapture,
+    clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Captures the first graphs, which the engine replays for decode steps of up to `largest`
     rows; `late_graphs` captures the others. Several ranks capture all of them here: one that later
@@ -72,6 +76,8 @@ def capture_graphs(
     captured = f"{len(first)} decode batches of up to {batches[-1]} rows"
     with allocation("CUDA graphs", captured, GRAPH_SETTING):
         wrappers = model.backend.graph_wrappers(pool, heads)
-        engine.runner.capture(batches, wrappers.wrapper, begin_capture(), first)
+        capture = begin_capture()
+        took = engine.runner.capture(batches, wrappers.wrapper, capture, first, clock)
     later = f", {more} more between steps" if (more := len(batches) - len(first)) else ""
-    _log.info("CUDA graphs: %s%s", captured, later)
+    sizes = ", ".join(f"{rows}: {seconds:.2f}" for rows, seconds in took.items())
+    _log.info("CUDA graphs: %s%s; seconds by rows: %s", captured, later, sizes)

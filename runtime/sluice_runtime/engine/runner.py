@@ -11,6 +11,7 @@ and the pool, not requests: what a token means is up to the scheduler.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -139,10 +140,12 @@ class Runner:
         attention: Callable[[GraphRows], GraphAttention],
         capture: Capture,
         first: Sequence[int],
-    ) -> None:
+        clock: Callable[[], float] = time.monotonic,
+    ) -> dict[int, float]:
         """Captures graphs of the sizes `first` of `batches`, which are ascending, and replays them
         from now on for steps that they cover. `first` includes the largest; a batch with
-        `graph_rows` captures another. Needs a backend with graphs."""
+        `graph_rows` captures another. Needs a backend with graphs. Returns the seconds that each
+        size took by `clock`, in the order of the captures."""
         model, rows = self._model, self._rows
         assert model.backend.decode_inputs is not None
         sample = self._sample_whole if self._sampling.by_kernel else None
@@ -150,8 +153,9 @@ class Runner:
         sizes = model.spec.hidden_size, batches
         graphs = DecodeGraphs(self._pool, *sizes, self._device, rows.last_tokens)
         self._use_all_adapters()
-        graphs.capture(parts, capture, first)
+        took_seconds = graphs.capture(parts, capture, first, clock)
         self._graphs = graphs
+        return took_seconds
 
     def follow_with(self, head: EagleDrafts) -> None:
         """Lets `head` compute every step after the model."""

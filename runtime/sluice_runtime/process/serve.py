@@ -26,6 +26,8 @@ from typing import Any, Final, TextIO
 
 from sluice_contract.config.engine import ModelRef
 
+from sluice_runtime.process.start import process_began
+
 UNUSABLE: Final = 2
 FAILED: Final = 1
 DEFAULTS: Final = {"model": {"uri": "dummy://qwen3-tiny"}, "server": {"port": 8000}}
@@ -66,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error), UNUSABLE)
     if missing := _missing(REQUIRED):
         return _fail(f"{missing} is not installed; {_install('engine')}", UNUSABLE)
-    model = config["model"]
+    began, model = process_began(), config["model"]
     uri = str(model.get("uri")) if isinstance(model, dict) else ""
     if uri.startswith(HUB):
         if missing := _missing(("huggingface_hub", "httpx2", "obstore")):
@@ -80,6 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _fail(f"HF_ENDPOINT: {says}", UNUSABLE)
         except FetchError as error:
             return _fail(f"{uri}: {error.reason}: {error}", FAILED)
+        began = time.monotonic()  # a download is no part of the engine's start
     if uri:
         print(f"… serving {_name_text(model)}", file=sys.stderr)
     from sluice_runtime.process import launch
@@ -87,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # A file in memory, which leaves nothing behind.
     file = os.memfd_create("engine.json")
     os.write(file, json.dumps(config | {"model": model}).encode())
-    return launch.main(["--config", f"/proc/{os.getpid()}/fd/{file}"])
+    return launch.main(["--config", f"/proc/{os.getpid()}/fd/{file}"], began=began)
 
 
 def engine_config(options: argparse.Namespace, *, has_gpu: bool) -> Config:

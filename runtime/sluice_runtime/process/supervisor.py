@@ -6,7 +6,6 @@ Knows the exit codes of its children, not what they do.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sluice_runtime.process import exits
+from sluice_runtime.process.child import started_child
 
 _SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD})
 _SECOND_END_SECONDS: Final = 10.0
@@ -23,8 +23,6 @@ _SECOND_END_SECONDS: Final = 10.0
 its last messages."""
 _STOP_SECONDS: Final = 2.0
 """Seconds between SIGTERM and SIGKILL for a child that outlived the other."""
-_PR_SET_PDEATHSIG: Final = 1
-_LIBC: Final = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True)
@@ -47,20 +45,19 @@ class Ending:
 
 
 class Supervisor:
-    """Runs an API command and an engine command until one of them ends."""
+    """Runs an API process beside an engine process until one of them ends."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self._environment = {**os.environ, **environment}
+        self._environment = environment
         self._running: dict[int, str] = {}
         self._stop_requested = False
 
-    def run(self, api: Sequence[str], engine: Sequence[str]) -> int:
-        """Starts both commands and forwards signals to the API process, which then drains. Returns
-        the supervisor's exit code."""
+    def run(self, api: Sequence[str], engine: subprocess.Popen[str]) -> int:
+        """Starts the API command beside the running engine, and forwards signals to the API
+        process, which then drains. Returns the supervisor's exit code."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        # The engine starts first, since importing torch takes longest.
-        engine_pid = self._start("engine", engine)
-        api_pid = self._start("API", api)
+        engine_pid = self._added("engine", engine)
+        api_pid = self._added("API", started_child(api, self._environment))
         first = self._first_end(api_pid)
         if first.name == "engine":
             # The API process notices too, sends errors to its clients, and ends.
@@ -86,23 +83,18 @@ class Supervisor:
             return exits.give_up("EngineDied", str(engine), exits.FAILED)
         return exits.give_up("ApiProcessDied", str(api), exits.FAILED)
 
-    def _start(self, name: str, command: Sequence[str]) -> int:
-        process = subprocess.Popen(
-            command, env=self._environment, start_new_session=True, preexec_fn=_in_child
-        )
+    def _added(self, name: str, process: subprocess.Popen[str]) -> int:
         self._running[process.pid] = name
         process.returncode = 0  # this class reaps, not Popen
         return process.pid
 
     def _first_end(self, api_pid: int) -> Ending:
         """Waits for the first child to end; forwards signals to stop to the API process."""
-        while True:
-            received = signal.sigwaitinfo(_SIGNALS).si_signo
-            if received != signal.SIGCHLD:
+        while (ending := self._reap()) is None:  # the engine may have ended before
+            if signal.sigwaitinfo(_SIGNALS).si_signo != signal.SIGCHLD:
                 self._stop_requested = True
                 self._signal(api_pid, signal.SIGTERM)
-            elif ending := self._reap():
-                return ending
+        return ending
 
     def _await_end(self, pid: int, seconds: float) -> Ending | None:
         """How a child ended; None if it still runs after `seconds`."""
@@ -139,10 +131,3 @@ class Supervisor:
                 return None
             if name := self._running.pop(pid, None):
                 return Ending(name, status)
-
-
-def _in_child() -> None:
-    """Runs between fork and exec: restores the signal mask, and lets the kernel kill the child if
-    the supervisor dies."""
-    signal.pthread_sigmask(signal.SIG_SETMASK, set())
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

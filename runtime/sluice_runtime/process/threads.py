@@ -1,22 +1,20 @@
 """Number of threads that a process's libraries may use: as configured, else from the cgroup's CPU
 quota.
 
-Used by launcher and engine. Starts no thread.
+Used by launcher and engine. Starts no thread, and imports nothing that takes time: see `launch`.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from sluice_contract.base import ConfigError
-
-from sluice_runtime.errors import InvalidConfigError
 from sluice_runtime.process import cgroups
 
-_LIMIT: Final = "OMP_THREAD_LIMIT"
 _VARIABLES: Final = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -31,17 +29,13 @@ def thread_environment(threads: int | None, root: Path = cgroups.ROOT) -> Mappin
     return dict.fromkeys(_VARIABLES, str(threads or processors(root)))
 
 
-def check_thread_limit(threads: int, environment: Mapping[str, str]) -> None:
-    """Checks that OpenMP may start all threads: the kernels' threads synchronise in every layer, so
-    none may be missing.
-
-    Raises:
-        InvalidConfigError: OMP_THREAD_LIMIT is lower.
-    """
-    limit = environment.get(_LIMIT, "")
-    if limit.strip().isdecimal() and int(limit) < threads:
-        allowed = f"at least {threads} (threads), or leaving it out"
-        raise InvalidConfigError(str(ConfigError(_LIMIT, limit, allowed)))
+def configured_threads(path: Path) -> int | None:
+    """`threads` of the EngineConfig in a file that is not checked yet; None if it has none that can
+    be read."""
+    with suppress(OSError, ValueError, AttributeError):
+        threads = json.loads(path.read_bytes()).get("threads")
+        return threads if isinstance(threads, int) else None
+    return None
 
 
 def processors(root: Path = cgroups.ROOT) -> int:

@@ -55,6 +55,15 @@ def test_a_router_that_has_not_found_engines_says_nothing_of_them() -> None:
     assert [each.name for each in both.engines] == ["a"]
 
 
+def test_ready_engines_without_a_load_report_are_counted() -> None:
+    """As when `/load` of an engine answers 500."""
+    silent = row("silent").model_copy(update={"report": None, "report_age_seconds": None})
+    starting = silent.model_copy(update={"name": "starting", "condition": "unready"})
+    loads = (load(row("a"), silent, starting), load(row("a", 0.1), silent))
+    assert sample_of(loads, POOLS, 0.0).unreported == 1
+    assert sample_of((*loads, load(row("silent", 0.1))), POOLS, 0.0).unreported == 0
+
+
 def test_no_answer_is_not_an_idle_service() -> None:
     assert sample_of((), POOLS, 0.0).engines is None
     assert sample_of((load(),), POOLS, 0.0).engines == ()

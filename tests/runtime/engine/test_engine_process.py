@@ -35,20 +35,24 @@ DUMMY = {"uri": "dummy://qwen3-tiny"}
 
 
 @contextmanager
-def engine(folder: Path, **config: Any) -> Iterator[tuple[ApiLink, subprocess.Popen[bytes]]]:
+def engine(
+    folder: Path, *, waits: bool = False, **config: Any
+) -> Iterator[tuple[ApiLink, subprocess.Popen[bytes]]]:
     path = folder / "engine.json"
     path.write_text(json.dumps(config))
     with private_endpoint() as endpoint:
         link = ApiLink(endpoint)
+        options = ["--config", str(path), "--endpoint", endpoint]
         process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "sluice_runtime.engine"),
-                *("--config", str(path), "--endpoint", endpoint),
-            ],
+            [sys.executable, "-m", "sluice_runtime.engine", *(["--wait"] if waits else options)],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
         try:
+            assert process.stdin is not None
+            with process.stdin as commands:
+                commands.write(json.dumps(options).encode() if waits else b"")
             yield link, process
         finally:
             process.kill()
@@ -66,9 +70,11 @@ async def steps(messages: AsyncIterator[ToApi]) -> AsyncIterator[StepResult]:
             yield message
 
 
-async def test_it_serves_until_sigterm(tmp_path: Path) -> None:
+@pytest.mark.parametrize("waits", [False, True])
+async def test_it_serves_until_sigterm(waits: bool, tmp_path: Path) -> None:
     began = time.monotonic()
-    with engine(tmp_path, model=DUMMY, threads=1, kvPoolTokens=2048) as (link, process):
+    settings = {"model": DUMMY, "threads": 1, "kvPoolTokens": 2048}
+    with engine(tmp_path, waits=waits, **settings) as (link, process):
         messages = link.messages()
         ready = await anext(messages)
         assert isinstance(ready, EngineReady)
@@ -104,6 +110,13 @@ async def test_a_failed_start_says_why(tmp_path: Path) -> None:
         assert failed.reason == "ModelLoadFailed"
         assert "dummy://qwen3-tiny" in failed.message
         assert await asyncio.to_thread(process.wait) == 2
+
+
+def test_the_end_of_its_input_ends_an_engine_that_waits_for_its_options() -> None:
+    """As after a refused configuration, which the launcher reports."""
+    command = [sys.executable, "-m", "sluice_runtime.engine", "--wait"]
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")
 
 
 def test_library_variables_are_set_before_torch_is_loaded() -> None:

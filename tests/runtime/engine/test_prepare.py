@@ -48,9 +48,13 @@ def test_graphs_go_no_further_than_rows(
     on_flashinfer: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "sluice.engine")
-    capture_graphs(on_flashinfer, 256, lambda: capture)
+    times = iter((0.0, 3.5, 4.0, 4.5, 5.0, 5.25, 6.0, 6.125))
+    capture_graphs(on_flashinfer, 256, lambda: capture, lambda: next(times))
     assert on_flashinfer.runner._graphs is not None
-    assert caplog.messages == ["CUDA graphs: 4 decode batches of up to 6 rows"]
+    assert caplog.messages == [
+        "CUDA graphs: 4 decode batches of up to 6 rows; "
+        "seconds by rows: 6: 3.50, 4: 0.50, 2: 0.25, 1: 0.12"
+    ]
 
 
 @pytest.mark.parametrize("rows", [24])
@@ -59,9 +63,10 @@ def test_sizes_between_powers_of_two_are_captured_between_steps(
 ) -> None:
     caplog.set_level(logging.INFO, "sluice.engine")
     capture_graphs(on_flashinfer, 256, lambda: capture)
-    assert caplog.messages == [
-        "CUDA graphs: 6 decode batches of up to 24 rows, 1 more between steps"
-    ]
+    (message,) = caplog.messages
+    assert message.startswith(
+        "CUDA graphs: 6 decode batches of up to 24 rows, 1 more between steps; seconds by rows: 24:"
+    )
     runner = on_flashinfer.runner
     assert (runner.missing_graphs, runner.lacks_graph(9)) == ((12,), 12)
     assert [runner.lacks_graph(rows) for rows in (1, 8, 13, 24, 25)] == [None] * 5

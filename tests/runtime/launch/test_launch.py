@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,10 @@ from sluice_contract.cluster.termination import TerminationMessage
 from sluice_contract.config.accelerators import Accelerator
 from sluice_contract.config.engine import EngineConfig
 from sluice_runtime.errors import StartupError
-from sluice_runtime.process import launch
+from sluice_runtime.process import checks, launch
+from sluice_runtime.process.threads import configured_threads
+
+from tests.runtime.launch.processes import alive, command_line, descendants
 
 DUMMY = {"uri": "dummy://qwen3-tiny"}
 NO_CACHE = {"schedulingPolicy": "lpm", "prefixCache": False}
@@ -109,7 +113,48 @@ def test_fewer_threads_of_openmp_than_the_engine_uses_are_refused(
     )
     for enough in ("3", "", "many"):  # what OpenMP does not understand, it leaves out
         monkeypatch.setenv("OMP_THREAD_LIMIT", enough)
-        assert launch.checked_config(path).threads == 3
+        assert checks.checked_config(path).threads == 3
+
+
+def test_the_engine_loads_its_libraries_while_the_configuration_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gets its libraries' variables at its start, and is gone after a refusal."""
+    engines: list[int] = []
+    before = set(descendants(os.getpid()))
+
+    def refused(_: EngineConfig) -> Accelerator:
+        engines.extend(set(descendants(os.getpid())) - before)
+        assert "-m sluice_runtime.engine --wait" in command_line(engines[0])
+        assert b"\0OMP_NUM_THREADS=3\0" in Path(f"/proc/{engines[0]}/environ").read_bytes()
+        raise StartupError("none")
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    path = tmp_path / "engine.json"
+    path.write_text(json.dumps({"model": DUMMY, "threads": 3}))
+    assert launch.main(["--config", str(path)], find=refused) == 2
+    assert len(engines) == 1
+    assert not alive(engines[0])
+
+
+@pytest.mark.parametrize(
+    ("content", "threads"),
+    [
+        ('{"threads": 2}', 2),
+        ("{}", None),
+        ('{"threads": "2"}', None),
+        ("[2]", None),
+        ("{", None),
+        (None, None),
+    ],
+)
+def test_threads_are_read_before_the_file_is_checked(
+    content: str | None, threads: int | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "engine.json"
+    if content is not None:
+        path.write_text(content)
+    assert configured_threads(path) == threads
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{", b"\xff"])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sluice_runtime.process import serve
+from sluice_runtime.process import launch, serve
 from sluice_runtime.process.serve import engine_config, has_gpu, main
+from sluice_runtime.process.start import process_began
 
 from e2e.model import released
 
@@ -136,3 +138,27 @@ def test_what_is_not_installed_is_said_with_the_command_that_installs_it(
     assert main([model]) == 2
     had = f"in a checkout, scripts/setup --serve or: pip install '.[operator,{extras}]'"
     assert capsys.readouterr().err == f"sluice serve: {module} is not installed; {had}\n"
+
+
+@pytest.mark.parametrize("model", ["dummy://qwen3-tiny", "org/name"])
+def test_a_start_begins_with_the_process_or_after_the_download(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times: list[float] = []
+
+    def download(*_: object) -> dict[str, str]:
+        times.append(time.monotonic())
+        return {"uri": "/model"}
+
+    def started(_: list[str], began: float) -> int:
+        times.append(began)
+        return 7
+
+    monkeypatch.setattr(serve, "downloaded", download)
+    monkeypatch.setattr(launch, "main", started)
+    assert main([model]) == 7
+    if model == "org/name":
+        assert times == sorted(times)
+        assert len(times) == 2
+    else:
+        assert times == pytest.approx([process_began()], abs=0.02)

@@ -139,6 +139,20 @@ def test_an_engine_that_is_killed_ends_streams_with_an_error_and_then_all(
         assert message(termination_log).reason == "EngineDied"
 
 
+def test_an_engine_that_ended_before_the_supervisor_runs_is_noticed() -> None:
+    """As one that cannot load its libraries, while the launcher still checks."""
+    script = (
+        "import os, sys; from sluice_runtime.process import child, supervisor;"
+        "supervisor._SECOND_END_SECONDS = 0.0; engine = child.started_child(['false'], {});"
+        "os.waitid(os.P_PID, engine.pid, os.WEXITED | os.WNOWAIT);"
+        "sys.exit(supervisor.Supervisor({}).run(['sleep', '600'], engine))"
+    )
+    command = [sys.executable, "-c", script]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=HANG_SECONDS)
+    assert ended.returncode == 1
+    assert ended.stderr == "error: the engine process ended with exit code 1\n"
+
+
 def test_an_engine_that_hangs_ends_streams_with_an_error_and_no_drain_waits_for_it(
     termination_log: Path,
 ) -> None:

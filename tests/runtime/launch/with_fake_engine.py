@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from sluice_runtime.process.child import started_child
 from sluice_runtime.process.supervisor import Supervisor
 from sluice_runtime.wire.endpoint import private_endpoint
 
@@ -18,10 +19,9 @@ def main() -> int:
     config, *engine_arguments = sys.argv[1:]
     with private_endpoint() as endpoint:
         common = ["--endpoint", endpoint]
-        return Supervisor({"SLUICE_TEST": "1"}).run(
-            api=[sys.executable, "-m", "sluice_runtime.server", "--config", config, *common],
-            engine=[sys.executable, str(FAKE_ENGINE), *common, *engine_arguments],
-        )
+        engine = [sys.executable, str(FAKE_ENGINE), *common, *engine_arguments]
+        api = [sys.executable, "-m", "sluice_runtime.server", "--config", config, *common]
+        return Supervisor({}).run(api=api, engine=started_child(engine, {}))
 
 
 if __name__ == "__main__":
