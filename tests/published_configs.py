@@ -61,6 +61,30 @@ _CHANNELS: Final = {
     "symmetric": True,
     "dynamic": False,
 }
+_AWQ: Final = {
+    "bits": 4,
+    "group_size": 128,
+    "modules_to_not_convert": None,
+    "quant_method": "awq",
+    "version": "gemm",
+    "zero_point": True,
+}
+_QWEN2_72B: Final = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_act": "silu",
+    "hidden_size": 8192,
+    "intermediate_size": 29_696,
+    "max_position_embeddings": 32_768,
+    "num_attention_heads": 64,
+    "num_hidden_layers": 80,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1_000_000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float16",
+    "vocab_size": 152_064,
+}
+"""Its width is padded from 29,568, so that groups of 128 are divided among 8 GPUs."""
 CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "openai/gpt-oss-20b": {**_GPT_OSS, "num_hidden_layers": 24, "num_local_experts": 32},
     "openai/gpt-oss-120b": {**_GPT_OSS, "num_hidden_layers": 36, "num_local_experts": 128},
@@ -77,14 +101,7 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "casperhansen/llama-3.3-70b-instruct-awq": {
         **_LLAMA_70B,
         "torch_dtype": "float16",
-        "quantization_config": {
-            "bits": 4,
-            "group_size": 128,
-            "modules_to_not_convert": None,
-            "quant_method": "awq",
-            "version": "gemm",
-            "zero_point": True,
-        },
+        "quantization_config": _AWQ,
     },
     "Qwen/Qwen3-30B-A3B-FP8": {
         "architectures": ["Qwen3MoeForCausalLM"],
@@ -110,24 +127,20 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
         "quantization_config": {
             "activation_scheme": "dynamic",
             "fmt": "e4m3",
+            "modules_to_not_convert": [
+                "lm_head",
+                *(
+                    f"model.layers.{layer}.{module}"
+                    for layer in range(48)
+                    for module in ("input_layernorm", "mlp.gate", "post_attention_layernorm")
+                ),
+            ],
             "quant_method": "fp8",
             "weight_block_size": [128, 128],
         },
     },
     "Qwen/Qwen2.5-72B-Instruct-GPTQ-Int4": {
-        "architectures": ["Qwen2ForCausalLM"],
-        "hidden_act": "silu",
-        "hidden_size": 8192,
-        "intermediate_size": 29_696,
-        "max_position_embeddings": 32_768,
-        "num_attention_heads": 64,
-        "num_hidden_layers": 80,
-        "num_key_value_heads": 8,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1_000_000.0,
-        "tie_word_embeddings": False,
-        "torch_dtype": "float16",
-        "vocab_size": 152_064,
+        **_QWEN2_72B,
         "quantization_config": {
             "bits": 4,
             "damp_percent": 0.01,
@@ -138,5 +151,6 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
             "true_sequential": True,
         },
     },
+    "Qwen/Qwen2.5-72B-Instruct-AWQ": {**_QWEN2_72B, "quantization_config": _AWQ},
 }
 """Written by hand; lists of layers and keys that no size depends on are left out."""

@@ -121,22 +121,22 @@ def memory_share(
         unknown = f"the memory of {accelerator} is not known"
     if memory_bytes is None:
         return KvCapacity(token_bytes=token_bytes, missing=unknown)
-    weights = _weight_bytes(model, accelerator, BYTES[stored], BYTES[dtype])
+    share = memory_bytes * int(settings["memory_percent"]) / 100
+    if model.packed_parts and packs_weights(accelerator):
+        if (part := model.packed_part(ranks)) is None:
+            text = f"{ranks} GPUs cannot share the packed weights"
+            return KvCapacity(token_bytes=token_bytes, missing=text)
+        return MemoryShare(share, ranks * part.memory_bytes(BYTES[dtype]), token_bytes, place)
+    weights = _weight_bytes(model, BYTES[stored], BYTES[dtype])
     if weights is None:
         text = f"how many weights the {model.quantization} files mean is not known"
         return KvCapacity(token_bytes=token_bytes, missing=text)
     weights += copied_weights(values, model.hidden_size, copies) * BYTES[dtype]
-    share = memory_bytes * int(settings["memory_percent"]) / 100
     return MemoryShare(share, weights, token_bytes, place)
 
 
-def _weight_bytes(
-    model: ModelFacts, accelerator: Accelerator, stored_bytes: int, held_bytes: int
-) -> float | None:
-    """Bytes of the weights in an engine's memory, where quantised ones stay packed or do not;
-    copies are not counted."""
-    if model.packed_bytes is not None and packs_weights(accelerator):
-        return float(model.packed_bytes)
+def _weight_bytes(model: ModelFacts, stored_bytes: int, held_bytes: int) -> float | None:
+    """Bytes of weights that do not stay packed in an engine's memory; copies are not counted."""
     if isinstance(model, ModelStatus) and model.quantization is None:
         return model.bytes * held_bytes / stored_bytes
     return None if model.parameters is None else float(model.parameters * held_bytes)

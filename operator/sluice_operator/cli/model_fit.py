@@ -159,14 +159,14 @@ class _Fit:
     @property
     def counts(self) -> Sequence[int]:
         """Numbers of GPUs that can share each layer; none where the model's sizes are unknown."""
-        counts = self.sizes.facts.tensor_parallel_sizes or ()
-        parts = (self.sizes.facts.packed_parts if self.is_packed else None) or 0
-        return [count for count in counts if not parts % count]
+        if self.is_packed:
+            return [part.gpus for part in self.sizes.facts.packed_parts or ()]
+        return self.sizes.facts.tensor_parallel_sizes or ()
 
     @property
     def is_packed(self) -> bool:
         """Whether engines keep the model's quantised weights packed."""
-        return self.sizes.facts.packed_bytes is not None and packs_weights(self.accelerator)
+        return bool(self.sizes.facts.packed_parts) and packs_weights(self.accelerator)
 
     def least_count(self, tokens: int) -> int | None:
         """The least number of one machine's GPUs that leaves a KV pool of `tokens`."""
@@ -201,7 +201,7 @@ def _finding(fit: _Fit, spec: InferenceServiceSpec) -> Finding | None:
         allowed = ", ".join(map(str, fit.counts))
         text = f"{count} GPUs cannot share each layer of {name}"
         if count in (fit.sizes.facts.tensor_parallel_sizes or ()):
-            text += " without a cut through packed weights"
+            text += " in whole groups of packed weights"
         return Finding(field, f"{text}; allowed: {allowed}{source}")
     share = fit.share
     if share is None or "kv_pool_tokens" in fit.pool.settings or share.tokens >= fit.least_pool:

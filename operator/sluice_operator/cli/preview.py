@@ -28,7 +28,13 @@ from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.api.status import ModelStatus
 from sluice_operator.api.validate import ServiceDocument, parse_service
 from sluice_operator.cli.gpu_support import gpu_advice, unsupported_gpu
-from sluice_operator.cli.kv_capacity import capacity_json, capacity_lines, running_lines
+from sluice_operator.cli.kv_capacity import (
+    BYTES,
+    UNSAID_DTYPE,
+    capacity_json,
+    capacity_lines,
+    running_lines,
+)
 from sluice_operator.cli.model_fit import (
     ModelSizes,
     fit_advice,
@@ -371,10 +377,12 @@ def _model(shown: Preview, service: str) -> Iterator[str]:
 
 def _quantised(resolved: ModelStatus) -> Iterator[str]:
     yield f"  Weights are quantised ({resolved.quantization}) in these files."
-    if resolved.packed_bytes is None:
+    part = resolved.packed_part(1)
+    if part is None:
         yield "  Engines hold them in their dtype, in the memory of a model that is not quantised."
     else:
-        size = f"{resolved.packed_bytes / 1e9:.1f} GB"
+        value_bytes = BYTES.get(resolved.dtype or "", BYTES[UNSAID_DTYPE])
+        size = f"{part.memory_bytes(value_bytes) / 1e9:.1f} GB"
         yield f"  On NVIDIA's GPUs from compute capability 8.0 they stay packed: {size}."
         yield "  Other engines hold them in their dtype."
 

@@ -14,7 +14,7 @@ from typing import Final
 from pydantic import ValidationError
 from sluice_contract.cluster.termination import MODEL_FETCHED, MODEL_RESOLVED
 from sluice_contract.config.model_facts import ResolvedModel
-from sluice_contract.config.supported import ARCHITECTURES, QUANTISATIONS
+from sluice_contract.config.supported import ALLOWED_QUANTISATIONS, ARCHITECTURES, QUANTISATIONS
 from sluice_contract.wire.fetch_progress import FetchProgress
 
 from sluice_operator.api.conditions import Check
@@ -258,7 +258,7 @@ def _unfinished(job: Manifest, outcome: Outcome, progress: Check) -> Delivery:
 def _unsupported(pin: ModelStatus) -> Refusal | None:
     if pin.quantization not in (None, *QUANTISATIONS):
         head = f"quantization {pin.quantization} of commit {pin.commit} is not allowed"
-        allowed = f"allowed: {', '.join(QUANTISATIONS)}, or weights that are not quantised"
+        allowed = f"allowed: {ALLOWED_QUANTISATIONS}, or weights that are not quantised"
         return _refusal(QUANTISED, pin.uri, f"{head}; {allowed}")
     if pin.architecture in ARCHITECTURES:
         return None

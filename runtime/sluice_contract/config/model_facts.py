@@ -19,11 +19,30 @@ from sluice_contract.config.model_shape import (
     language_model,
     shape_from,
 )
-from sluice_contract.config.packing import QUANTISATION_KEYS, Packing, packing_of, weight_bytes
+from sluice_contract.config.packing import (
+    Packing,
+    packing_of,
+    quantisation_of,
+    rank_counts,
+    rank_sizes,
+)
 
 MAX_WORD: Final = 128
-PLAIN_BYTES: Final = 2
-"""Bytes of a number that is not quantised."""
+
+
+class PackedPart(ContractModel):
+    """What each of several GPUs holds of a model whose quantised matrices stay packed; parts may be
+    unequal, and this is the largest."""
+
+    gpus: int = Field(ge=1, description="GPUs that share each layer.")
+    bytes: int = Field(ge=0, description="Bytes of packed matrices on each GPU.")
+    values: int = Field(
+        ge=0, description="Numbers of the other matrices on each GPU, in the engine's dtype."
+    )
+
+    def memory_bytes(self, value_bytes: int) -> int:
+        """Bytes on each GPU; `value_bytes`: size of a number that is not packed."""
+        return self.bytes + self.values * value_bytes
 
 
 class ModelFacts(ContractModel):
@@ -54,16 +73,18 @@ class ModelFacts(ContractModel):
         default=None, max_length=MAX_WORD, description="How weights are quantised, e.g. gptq."
     )
     parameters: int | None = Field(default=None, ge=1, description="Numbers of all matrices.")
-    packed_bytes: int | None = Field(
+    packed_parts: list[PackedPart] | None = Field(
         default=None,
-        ge=1,
-        description="Bytes of all matrices on GPUs where quantised ones stay packed.",
+        max_length=MAX_RANKS,
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+        description="What each GPU holds where quantised matrices stay packed, by how many GPUs "
+        "share the layers. Other numbers of GPUs would cut a group of packed numbers.",
     )
-    packed_parts: int | None = Field(
-        default=None,
-        ge=1,
-        description="Equal parts that packed matrices have; the number of GPUs divides it.",
-    )
+
+    def packed_part(self, gpus: int) -> PackedPart | None:
+        """The part of each of several GPUs where matrices stay packed; None: they do not, or so
+        many GPUs cannot share them."""
+        return next((part for part in self.packed_parts or () if part.gpus == gpus), None)
 
 
 class ResolvedModel(ModelFacts):
@@ -80,7 +101,7 @@ def facts_of(config: Mapping[str, Any]) -> ModelFacts:
     facts = ModelFacts(
         architecture=_word(architecture_of(config)),
         dtype=_word(config.get("dtype") or config.get("torch_dtype")),
-        quantization=_quantization(config),
+        quantization=_word(quantisation_of(config)),
     )
     try:
         shape = shape_from(config)
@@ -88,7 +109,7 @@ def facts_of(config: Mapping[str, Any]) -> ModelFacts:
         return facts
     return facts.model_copy(
         update={
-            **packed_facts(shape, packing_of(config, shape)),
+            "packed_parts": packed_parts(shape, packing_of(config, shape)),
             "layers": shape.layers,
             "kv_heads": shape.kv_heads,
             "head_dim": shape.head_dim,
@@ -100,20 +121,17 @@ def facts_of(config: Mapping[str, Any]) -> ModelFacts:
     )
 
 
-def packed_facts(shape: ModelShape, packing: Packing | None) -> Mapping[str, int]:
-    """Facts about packed matrices, beside 16-bit ones that are not quantised."""
+def packed_parts(shape: ModelShape, packing: Packing | None) -> list[PackedPart] | None:
+    """`ModelFacts.packed_parts` of a model."""
     if packing is None:
-        return {}
-    size = min(weight_bytes(shape, packing, PLAIN_BYTES), MAX_COUNT)
-    return {"packed_bytes": size, "packed_parts": packing.parts}
-
-
-def _quantization(config: Mapping[str, Any]) -> str | None:
-    for key in QUANTISATION_KEYS:
-        if value := config.get(key):
-            method = value.get("quant_method") if isinstance(value, dict) else None
-            return _word(method) or key
-    return None
+        return None
+    parts = ((gpus, rank_sizes(shape, packing, gpus)) for gpus in rank_counts(shape, packing))
+    return [
+        PackedPart(
+            gpus=gpus, bytes=min(own.packed_bytes, MAX_COUNT), values=min(own.values, MAX_COUNT)
+        )
+        for gpus, own in parts
+    ]
 
 
 def _word(value: object) -> str | None:

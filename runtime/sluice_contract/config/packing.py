@@ -5,17 +5,30 @@ The engine refuses formats that it does not read; here these have no packing.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sluice_contract.config.model_shape import Config, ModelShape
+from sluice_contract.config.supported import QUANTISATIONS
+from sluice_contract.config.unquantised import unquantised_layers
 
 QUANTISATION_KEYS: Final = ("quantization_config", "compression_config")
 """Keys of config.json; the second one is the old name."""
 PACKED_INPUTS: Final = 32
 """Inputs whose numbers are packed together, a divisor of groups and of each matrix's inputs."""
+
+
+class LayerMatrix(NamedTuple):
+    """A matrix [outs, width] that some layers have, joined as engines multiply with it."""
+
+    name: str
+    """A key of `unquantised.MODULES`."""
+    layers: int
+    outs: int
+    width: int
+    experts: int = 0
+    """Experts that each have one; 0: it is none of experts."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +42,19 @@ class Packing:
     """Inputs of a group; None: all inputs are one group."""
     experts_only: bool = False
     """Whether only the matrices of experts are quantised."""
-    parts: int = 1
-    """Equal parts into which inputs of all matrices are divided without a cut through a group; the
-    number of ranks divides it."""
+    left_out: tuple[tuple[str, int], ...] = ()
+    """Names of matrices that are not quantised in some layers, and in how many."""
+
+    @property
+    def unit(self) -> int:
+        """Inputs that one rank holds together."""
+        return self.group or PACKED_INPUTS
+
+    def layers(self, matrix: LayerMatrix) -> int:
+        """Number of layers in which a matrix is packed."""
+        if self.experts_only and not matrix.experts:
+            return 0
+        return max(0, matrix.layers - dict(self.left_out).get(matrix.name, 0))
 
     def matrix_bytes(self, outs: int, width: int) -> int:
         """Bytes of a matrix [outs, width]."""
@@ -45,61 +68,107 @@ MXFP4: Final = Packing(4, 1, PACKED_INPUTS, experts_only=True)
 
 
 def packing_of(config: Config, shape: ModelShape) -> Packing | None:
-    """Packing that a config.json of `shape` describes; None: matrices are not quantised, or not in
-    whole groups of a multiple of `PACKED_INPUTS`, so that an engine dequantises them."""
-    value = next((config[key] for key in QUANTISATION_KEYS if config.get(key)), None)
-    if not isinstance(value, Mapping):
+    """Packing that a config.json of `shape` describes; None: matrices are not quantised, or cannot
+    stay `packable`, so that an engine dequantises them."""
+    read = _METHODS.get(quantisation_of(config) or "")
+    if read is None:
         return None
-    read = _METHODS.get(str(value.get("quant_method")))
-    packing = read and read(value, 2 if _dtype(config) == "float16" else 4)
-    return packing and divided(packing, shape)
+    value = next(config[key] for key in QUANTISATION_KEYS if config.get(key))
+    packing = read(value, 2 if _dtype(config) == "float16" else 4)
+    return packing and packable(replace(packing, left_out=unquantised_layers(value, shape)), shape)
 
 
-def divided(packing: Packing, shape: ModelShape) -> Packing | None:
-    """The packing with the `parts` that a model of `shape` has; None: a matrix of its layers is not
-    in whole groups, or groups are no multiple of `PACKED_INPUTS`."""
-    unit, inner = packing.group or PACKED_INPUTS, list(_inner_sizes(shape, packing))
-    if unit % PACKED_INPUTS or any(width % unit for width in (shape.hidden_size, *inner)):
+def quantisation_of(config: Config) -> str | None:
+    """Name of the quantisation, in `QUANTISATIONS` if engines read it: its method, and the key that
+    they refuse; None: weights are not quantised."""
+    key = next((key for key in QUANTISATION_KEYS if config.get(key)), None)
+    value = config[key] if key else None
+    method = value.get("quant_method") if isinstance(value, Mapping) else None
+    if not isinstance(value, Mapping) or not isinstance(method, str):
+        return key
+    required = QUANTISATIONS.get(method)
+    if required is None or value.get(required.key) == required.value:
+        return method
+    return f"{method} ({required.key} {value.get(required.key, 'missing')})"
+
+
+def packable(packing: Packing, shape: ModelShape) -> Packing | None:
+    """The packing if all packed matrices of a model of `shape` are in whole groups of a multiple of
+    `PACKED_INPUTS`; None: one is not, or there is none."""
+    widths = [matrix.width for matrix in _matrices(shape) if packing.layers(matrix)]
+    if not widths or packing.unit % PACKED_INPUTS or any(width % packing.unit for width in widths):
         return None
-    return replace(packing, parts=math.gcd(*(width // unit for width in inner)))
+    return packing
 
 
-def _inner_sizes(shape: ModelShape, packing: Packing) -> Iterator[int]:
-    """Inputs of quantised matrices other than the hidden size."""
-    experts = shape.experts
-    if experts is not None:
-        yield experts.width
-    if packing.experts_only:
-        return
-    yield shape.heads * shape.head_dim
-    if experts is None or len(experts.layers) < shape.layers:
-        yield shape.intermediate_size
+def rank_counts(shape: ModelShape, packing: Packing | None) -> tuple[int, ...]:
+    """Numbers of ranks that can share each layer, ascending. Packed, each has whole groups of
+    inputs: those of its heads, and at least one of each feed-forward part."""
+    if packing is None:
+        return shape.rank_counts
+    packed = {matrix.name: matrix.width for matrix in _matrices(shape) if packing.layers(matrix)}
+    heads = packed.get("output", 0) // packing.unit
+    inner = [packed[name] // packing.unit for name in ("down", "experts.down") if name in packed]
+    return tuple(n for n in shape.rank_counts if not heads % n and n <= min(inner, default=n))
 
 
-def weight_bytes(shape: ModelShape, packing: Packing | None, value_bytes: int) -> int:
-    """Bytes of all matrices; `value_bytes`: size of a number that is not packed."""
-    return layer_bytes(shape, packing, value_bytes) + value_bytes * shape.table_values
+def widest_part(shape: ModelShape, packing: Packing | None, ranks: int) -> ModelShape:
+    """Sizes of each layer's part on the rank that has most. Ranks share feed-forward parts in whole
+    groups where matrices are packed, so parts may be unequal."""
+    unit, experts = packing.unit if packing else 1, shape.experts
+
+    def inner(width: int) -> int:
+        return min(width, -(-width // (unit * ranks)) * unit)
+
+    return replace(
+        shape,
+        heads=shape.heads // ranks,
+        kv_heads=shape.rank_kv_heads(ranks),
+        intermediate_size=inner(shape.intermediate_size),
+        experts=experts and replace(experts, width=inner(experts.width)),
+    )
 
 
-def layer_bytes(shape: ModelShape, packing: Packing | None, value_bytes: int) -> int:
-    """Bytes of the matrices of all layers, all experts included."""
+class LayerSizes(NamedTuple):
+    """Sizes of the matrices of all layers, all experts included."""
+
+    packed_bytes: int
+    values: int
+    """Number of values of the matrices that are not packed."""
+
+
+def layer_sizes(shape: ModelShape, packing: Packing | None) -> LayerSizes:
+    """Sizes of all layers of `shape`, or of the part of them that `widest_part` gives."""
+    packed_bytes = values = 0
+    for matrix in _matrices(shape):
+        layers, count = packing.layers(matrix) if packing else 0, max(1, matrix.experts)
+        values += (matrix.layers - layers) * count * matrix.outs * matrix.width
+        if packing and layers:
+            packed_bytes += layers * count * packing.matrix_bytes(matrix.outs, matrix.width)
+    return LayerSizes(packed_bytes, values)
+
+
+def rank_sizes(shape: ModelShape, packing: Packing | None, ranks: int) -> LayerSizes:
+    """Sizes of all matrices on the rank that has most: of layers, the embedding and the output
+    layer."""
+    layers = layer_sizes(widest_part(shape, packing, ranks), packing)
+    rows = -(-shape.vocabulary_size // ranks)
+    tables = replace(shape, vocabulary_size=rows).table_values
+    return layers._replace(values=layers.values + tables)
+
+
+def _matrices(shape: ModelShape) -> Iterator[LayerMatrix]:
     hidden, heads = shape.hidden_size, shape.heads * shape.head_dim
     keys, experts = shape.kv_heads * shape.head_dim, shape.experts
-
-    def size(outs: int, width: int, *, of_experts: bool = False) -> int:
-        if packing is None or (packing.experts_only and not of_experts):
-            return outs * width * value_bytes
-        return packing.matrix_bytes(outs, width)
-
-    def gated(width: int, *, of_experts: bool = False) -> int:
-        up = size(2 * width, hidden, of_experts=of_experts)
-        return up + size(hidden, width, of_experts=of_experts)
-
-    attention = size(heads + 2 * keys, hidden) + size(hidden, heads)
+    yield LayerMatrix("qkv", shape.layers, heads + 2 * keys, hidden)
+    yield LayerMatrix("output", shape.layers, hidden, heads)
     sparse = len(experts.layers) if experts else 0
-    dense = (shape.layers - sparse) * gated(shape.intermediate_size)
-    own = experts.count * gated(experts.width, of_experts=True) if experts else 0
-    return shape.layers * attention + dense + sparse * own
+    if dense := shape.layers - sparse:
+        yield LayerMatrix("gate_up", dense, 2 * shape.intermediate_size, hidden)
+        yield LayerMatrix("down", dense, hidden, shape.intermediate_size)
+    if experts and sparse:
+        yield LayerMatrix("experts.gate_up", sparse, 2 * experts.width, hidden, experts.count)
+        yield LayerMatrix("experts.down", sparse, hidden, experts.width, experts.count)
 
 
 def _fp8(value: Mapping[str, Any], _: int) -> Packing:
@@ -122,7 +191,7 @@ def _in_blocks(block: object) -> Packing:
 
 def _int4(value: Mapping[str, Any], scale_bytes: int) -> Packing | None:
     group = value.get("group_size", value.get("q_group_size"))
-    if type(group) is not int or group < 1 or value.get("bits") != 4:
+    if type(group) is not int or group < 1:
         return None
     return Packing(4, scale_bytes + 1, group)
 

@@ -6,9 +6,9 @@ A row is deleted when the feature lands.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from sluice_contract.base import ConfigError, ContractModel
 from sluice_contract.cluster.labels import Role
@@ -91,10 +91,28 @@ ARCHITECTURES: Final = (
 """Supported architectures, by the names in config.json: the operator refuses others before they are
 downloaded. The engine's own table is the runtime's `model/families/registry.py`."""
 
-QUANTISATIONS: Final = ("awq", "compressed-tensors", "fp8", "gptq", "modelopt", "mxfp4")
+
+class Required(NamedTuple):
+    """A key of a quantisation, and its only value that engines read."""
+
+    key: str
+    value: object
+
+
+QUANTISATIONS: Final[Mapping[str, Required | None]] = {
+    "awq": Required("bits", 4),
+    "compressed-tensors": Required("format", "float-quantized"),
+    "fp8": None,
+    "gptq": Required("bits", 4),
+    "modelopt": Required("quant_algo", "FP8"),
+    "mxfp4": None,
+}
 """Supported quantisations, by the names in config.json's `quant_method`: the operator refuses
-others before a download. The engine's own table is in the runtime's `model/quantised.py`, which
-also checks the other keys."""
+others before a download. The engine's own table is in the runtime's
+`model/quantisation_config.py`, which also checks the other keys."""
+ALLOWED_QUANTISATIONS: Final = ", ".join(
+    f"{name} ({rule.key} {rule.value})" if rule else name for name, rule in QUANTISATIONS.items()
+)
 
 ROLES: Final = (Role.MIXED, Role.PREFILL, Role.DECODE)
 """Roles that an engine can have in this version."""

@@ -11,7 +11,6 @@ from typing import Final
 
 import torch
 from sluice_contract.config.engine import KvCacheDtype, WeightDType
-from sluice_contract.config.packing import PACKED_INPUTS, Packing
 from sluice_kernels.packed import PackedMatrix
 from torch import Tensor
 
@@ -70,7 +69,7 @@ class Placement:
     def shard(self, spec: ModelSpec) -> Shard:
         """This rank's share of a model's tensors."""
         rank, size = self.group.rank, self.group.size
-        unit = packed_unit(spec.packing) if spec.packing and self.packs else 1
+        unit = spec.packing.unit if spec.packing and self.packs else 1
         return Shard(rank, size, spec.key_copies(size), unit)
 
 
@@ -161,11 +160,6 @@ class Reader:
     def _read(self, name: str, shape: Shape, split: Split, kind: str = "weight") -> Tensor:
         part = self._shard.part(shape, split)
         return self.weights.read(f"{name}.{kind}", part, self.dtype)
-
-
-def packed_unit(packing: Packing) -> int:
-    """Inputs of a packed matrix that one rank holds together."""
-    return packing.group or PACKED_INPUTS
 
 
 def in_pair_order(layer: LayerWeights, spec: ModelSpec) -> LayerWeights:

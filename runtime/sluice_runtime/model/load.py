@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from sluice_contract.base import ConfigError
 from sluice_contract.config.engine import AttentionBackend
-from sluice_contract.config.packing import PACKED_INPUTS, Packing
+from sluice_contract.config.packing import PACKED_INPUTS, rank_counts
 from sluice_kernels.packed import PackedMatrix
 
 from sluice_runtime.errors import InvalidConfigError, ModelLoadError
@@ -23,7 +23,7 @@ from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.model.families.registry import family_of, spec_from
 from sluice_runtime.model.files import ModelFiles
 from sluice_runtime.model.kv_scales import kv_scales
-from sluice_runtime.model.layer_tensors import WHOLE_ON_CPU, Placement, Reader, packed_unit
+from sluice_runtime.model.layer_tensors import WHOLE_ON_CPU, Placement, Reader
 from sluice_runtime.model.load_progress import LoadProgress, OnRead, unreported
 from sluice_runtime.model.quantised import Format, QuantisedWeights
 from sluice_runtime.model.read_ahead import read_ahead
@@ -145,23 +145,12 @@ def check_division(spec: ModelSpec, ranks: int) -> None:
 
 def check_groups(spec: ModelSpec, ranks: int) -> None:
     """Raises InvalidConfigError if a rank would have a part of a packed group, or none."""
-    if spec.packing is None or _has_groups(spec, spec.packing, ranks):
+    packing = spec.packing
+    if packing is None or ranks in (counts := rank_counts(spec, packing)):
         return
-    counts = [count for count in spec.rank_counts if _has_groups(spec, spec.packing, count)]
     allowed = f"one of {', '.join(map(str, counts))}, so that each rank has whole groups of "
-    allowed += f"{packed_unit(spec.packing)} packed inputs ({spec.quantised})"
+    allowed += f"{packing.unit} packed inputs ({spec.quantised})"
     raise InvalidConfigError(str(ConfigError("tensorParallelSize", ranks, allowed)))
-
-
-def _has_groups(spec: ModelSpec, packing: Packing, ranks: int) -> bool:
-    """Whether each of `ranks` ranks has whole groups. Those of a feed-forward part may be shared
-    unevenly, those of heads may not."""
-    unit, heads = packed_unit(packing), spec.heads * spec.head_dim
-    widths = [spec.experts.width] if spec.experts else []
-    if not packing.experts_only and (not spec.experts or len(spec.experts.layers) < spec.layers):
-        widths.append(spec.intermediate_size)
-    is_whole = packing.experts_only or heads // ranks % unit == 0
-    return is_whole and all(width // unit >= ranks for width in widths)
 
 
 def build_decoder(reader: Reader, backend: Backend) -> Decoder:

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 import torch
+from sluice_contract.config.packing import PACKED_INPUTS
 from sluice_kernels.packed import Kind, PackedMatrix, mxfp4_values, packed_4_bits
 from torch import Tensor
 
 from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.model.shard import TensorPart
-
-BLOCK: Final = 32
-"""Number of inputs that share a scale."""
 
 
 class Files(Protocol):
@@ -44,7 +42,7 @@ class Mxfp4:
         return "_blocks"
 
     def units(self, part: TensorPart) -> tuple[int, ...]:
-        return 1, BLOCK, 1
+        return 1, PACKED_INPUTS, 1
 
     def read(self, files: Files, name: str, part: TensorPart) -> Callable[[Tensor], None]:
         numbers, scales = self._stored(files, name, part)
@@ -70,15 +68,15 @@ class Mxfp4:
     def _stored(self, files: Files, name: str, part: TensorPart) -> tuple[Tensor, Tensor]:
         """Numbers [experts, out, blocks, 16] and scales [experts, out, blocks]."""
         experts, width, out = part.whole
-        if width % BLOCK:
+        if width % PACKED_INPUTS:
             raise ModelLoadError(
                 f"config.json: intermediate_size, hidden_size: {width} inputs of {name} are not "
-                f"allowed; allowed: multiples of {BLOCK} with quant_method 'mxfp4'"
+                f"allowed; allowed: multiples of {PACKED_INPUTS} with quant_method 'mxfp4'"
             )
-        blocks = width // BLOCK
-        unit = BLOCK if part.dim == 1 else 1
+        blocks = width // PACKED_INPUTS
+        unit = PACKED_INPUTS if part.dim == 1 else 1
         dim, begin, length = (0, 2, 1)[part.dim], part.begin // unit, part.length // unit
-        stored = TensorPart((experts, out, blocks, BLOCK // 2), dim, begin, length)
+        stored = TensorPart((experts, out, blocks, PACKED_INPUTS // 2), dim, begin, length)
         scaled = TensorPart((experts, out, blocks), dim, begin, length)
         numbers = files.read_stored(f"{name}_blocks", stored, torch.uint8)
         return numbers, files.read_stored(f"{name}_scales", scaled, torch.uint8)

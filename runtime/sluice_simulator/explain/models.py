@@ -12,10 +12,18 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sluice_contract.base import ConfigError
+from sluice_contract.config.model_facts import facts_of
 from sluice_contract.config.model_shape import ModelShape, language_model, shape_from
-from sluice_contract.config.packing import Packing, layer_bytes, packing_of, weight_bytes
+from sluice_contract.config.packing import (
+    LayerSizes,
+    Packing,
+    layer_sizes,
+    packing_of,
+    rank_sizes,
+    widest_part,
+)
 from sluice_contract.config.published_models import published_model
-from sluice_contract.config.supported import ARCHITECTURES, QUANTISATIONS
+from sluice_contract.config.supported import ALLOWED_QUANTISATIONS, ARCHITECTURES, QUANTISATIONS
 
 BYTES: Final = 2
 """Size of a weight, or of a number in the KV cache: bfloat16."""
@@ -36,14 +44,13 @@ class ExplainedModel:
         """Bytes that `ranks` GPUs together read in each step: layers, and the matrix of the
         logits."""
         logits = self.shape.hidden_size * self.shape.vocabulary_size
-        others = logits + self.shape.copied_weights(ranks)
-        return float(layer_bytes(self.shape, self.packing, BYTES) + BYTES * others)
+        layers = layer_sizes(widest_part(self.shape, self.packing, ranks), self.packing)
+        return float(ranks * _bytes(layers) + BYTES * logits)
 
     def held_bytes(self, ranks: int) -> int:
-        """Bytes of memory that all weights take on `ranks` GPUs together; copies count with 16
-        bits."""
-        copies = BYTES * self.shape.copied_weights(ranks)
-        return weight_bytes(self.shape, self.packing, BYTES) + copies
+        """Bytes of memory that all weights take on `ranks` GPUs together, if each had what the
+        fullest has."""
+        return ranks * _bytes(rank_sizes(self.shape, self.packing, ranks))
 
     @property
     def token_flop(self) -> float:
@@ -59,6 +66,10 @@ class ExplainedModel:
     def kv_bytes(self) -> int:
         """Size of the keys and values of a token."""
         return self.kv_number_bytes * self.shape.kv_values
+
+
+def _bytes(sizes: LayerSizes) -> int:
+    return sizes.packed_bytes + sizes.values * BYTES
 
 
 def known_model(names: Iterable[str]) -> ExplainedModel | None:
@@ -91,7 +102,7 @@ def _refuse_what_no_engine_loads(config: dict[str, Any]) -> None:
         if name not in ARCHITECTURES:
             allowed = ", ".join(ARCHITECTURES)
             raise ValueError(f"config.json: architectures: {name!r}; allowed: {allowed}")
-    method = (config.get("quantization_config") or {}).get("quant_method")
+    method = facts_of(config).quantization
     if method not in (None, *QUANTISATIONS):
-        allowed = ", ".join(QUANTISATIONS)
+        allowed = ALLOWED_QUANTISATIONS
         raise ValueError(f"config.json: quant_method: {method!r}; allowed: {allowed}")

@@ -16,6 +16,7 @@ from sluice_contract.config.accelerators import (
     least_tokens,
     product_row,
 )
+from sluice_contract.config.packing import rank_counts
 
 from sluice_simulator.costs import Coefficients, Cost
 from sluice_simulator.explain.models import ExplainedModel
@@ -48,11 +49,10 @@ def roofline(model: ExplainedModel, accelerator: Accelerator, memory_percent: in
             f"{count} GPUs cannot share each layer of {model.name} ({sizes}); allowed: {allowed}"
         )
     model = model if row.packs else replace(model, packing=None)
-    if model.packing is not None and (parts := model.packing.parts) % count:
-        allowed = ", ".join(str(size) for size in counts if not parts % size)
+    if count not in (counts := rank_counts(model.shape, model.packing)):
         raise NoCostError(
-            f"{count} GPUs cannot share each layer of {model.name} without a cut through packed "
-            f"weights; allowed: {allowed}"
+            f"{count} GPUs cannot share each layer of {model.name} in whole groups of packed "
+            f"weights; allowed: {', '.join(map(str, counts))}"
         )
     kv_bytes = model.kv_bytes * model.shape.key_copies(count)
     scale = REACHED * count * DOUBLING ** math.log2(count)

@@ -103,7 +103,15 @@ def test_a_model_is_found_by_family_and_size(names: list[str], found: str | None
         ("hf://casperhansen/llama-3.3-70b-instruct-awq", 4),
         ("hf://Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4", 4),
         ("hf://Qwen/Qwen2.5-7B-Instruct-GPTQ-Int8", None),
+        ("hf://Qwen/Qwen3-8B-FP8", 8),
+        ("hf://hugging-quants/Meta-Llama-3.1-70B-Instruct-AWQ-INT4", 4),
+        ("hf://ModelCloud/Qwen2.5-7B-Instruct-gptq-8bit", None),
+        ("hf://RedHatAI/Qwen3-8B-quantized.w4a16", None),
         ("hf://openai/gpt-oss-20b", 4),
+        ("hf://unsloth/gpt-oss-20b", 4),
+        ("hf://unsloth/gpt-oss-20b-BF16", None),
+        ("hf://unsloth/gpt-oss-20b-unsloth-bnb-4bit", None),
+        ("hf://acme/gpt-oss-120b-FP8-dynamic", 8),
         ("hf://Qwen/Qwen3-8B", None),
     ],
 )
@@ -111,17 +119,15 @@ def test_a_name_says_in_how_many_bits_weights_are_packed(name: str, bits: int | 
     model = published_model([name])
     assert model is not None
     assert (model.packing and model.packing.bits) == bits
-    assert (model.facts.packed_bytes is None) == (bits is None)
+    assert (model.facts.packed_parts is None) == (bits is None)
+    assert (model.quantization is None) == (bits is None)
 
 
-def test_packed_bytes_are_those_of_the_published_config() -> None:
-    """Within a hundredth: zeros and scales may be others."""
-    for repository, config in CONFIGS.items():
-        model, facts = published_model([repository]), facts_of(config)
-        if repository.startswith("Qwen/"):
-            continue  # blocks, and a padded width
-        assert model is not None
-        assert model.facts.packed_bytes == pytest.approx(facts.packed_bytes, rel=0.01)
+@pytest.mark.parametrize("repository", CONFIGS)
+def test_the_name_of_a_copy_says_what_its_config_says(repository: str) -> None:
+    model = published_model([f"hf://{repository}"])
+    assert model is not None
+    assert model.facts == facts_of(CONFIGS[repository])
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sluice_contract.config.model_facts import facts_of
 from sluice_contract.wire.explain import Answer, Question
 from sluice_operator.cli.explain.command import run as explain
 from sluice_operator.cli.main import main
@@ -17,7 +18,7 @@ from tests.published_configs import CONFIGS
 
 H100 = "NVIDIA-H100-80GB-HBM3"
 H200, A10, T4 = "NVIDIA-H200", "NVIDIA-A10", "Tesla-T4"
-A100_40 = "NVIDIA-A100-SXM4-40GB"
+A100_40, RTX_4080, L40S = "NVIDIA-A100-SXM4-40GB", "NVIDIA-GeForce-RTX-4080", "NVIDIA-L40S"
 LLAMA = "hf://meta-llama/Llama-3.3-70B-Instruct"
 
 
@@ -50,9 +51,9 @@ MISFITS = [
     (service("hf://openai/gpt-oss-120b", product=A100_40), "take 60.7 GiB"),
     (service("hf://openai/gpt-oss-120b", product=T4), "take 217.5 GiB"),
     (
-        service("hf://openai/gpt-oss-120b", 4),
-        "4 GPUs cannot share each layer of gpt-oss-120b without a cut through packed weights; "
-        "allowed: 1, 2.",
+        service("hf://Qwen/Qwen3-30B-A3B-FP8", 8),
+        "8 GPUs cannot share each layer of Qwen3-30B-A3B in whole groups of packed weights; "
+        "allowed: 1, 2, 4.",
     ),
     (service(f"{LLAMA}-FP8"), "take 67.7 GiB"),
     (service(f"{LLAMA}-FP8"), "leaves 66.4 GiB to weights and KV pool; allowed: count 2,"),
@@ -84,24 +85,73 @@ def test_a_model_that_does_not_fit_is_an_error_of_plan_and_explain(
     assert main(["render", "-f", file]) == 0, "the operator refuses nothing by assumed sizes"
 
 
-@pytest.mark.parametrize(
-    ("uri", "product", "count"),
-    [
-        ("hf://openai/gpt-oss-20b", A10, 1),
-        ("hf://openai/gpt-oss-120b", H100, 1),
-        (f"{LLAMA}-FP8", H200, 1),
-        (f"{LLAMA}-FP8", H100, 2),
-        ("hf://acme/llama-3.3-70b-instruct-awq", H100, 1),
-    ],
-)
-def test_packed_weights_fit(
-    uri: str, product: str, count: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+PLAIN = "Qwen/Qwen3-30B-A3B"
+SIX = {
+    "openai/gpt-oss-120b": ("does not fit: its weights take 60.7", [(H100, 1), (H100, 8)], A100_40),
+    "openai/gpt-oss-20b": ("does not fit: its weights take 12.8", [(A10, 1), (A10, 4)], RTX_4080),
+    "RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic": (
+        "does not fit: its weights take 67.7", [(H200, 1), (H100, 2)], H100
+    ),
+    "casperhansen/llama-3.3-70b-instruct-awq": (
+        "does not fit: its weights take 37.3", [(H100, 1), (A100_40, 2)], A100_40
+    ),
+    PLAIN: ("does not fit: its weights take 56.8", [(H100, 1), (L40S, 2)], L40S),
+    f"{PLAIN}-FP8": ("does not fit: its weights take 29.9", [(L40S, 1), (A10, 2)], A10),
+}  # fmt: skip
+"""GiB of the weights, GPUs that hold them, and a GPU that does not."""
+
+
+@pytest.mark.parametrize("repository", SIX)
+@pytest.mark.parametrize("resolved", [True, False], ids=["by its config", "by its name"])
+def test_plan_says_which_gpus_hold_the_models_that_people_deploy(
+    repository: str, resolved: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The name says the same as the config.json of the same model."""
-    file = spec_file(tmp_path, service(uri, count, product=product))
-    assert main(["plan", "-f", file]) == 0
-    explain(["-f", file], asked)
-    assert "does not fit" not in "".join(capsys.readouterr())
+    takes, fitting, small = SIX[repository]
+    config = CONFIGS.get(repository) or CONFIGS[f"{PLAIN}-FP8"] | {"quantization_config": None}
+    facts = facts_of(config).model_dump(exclude_none=True)
+    uri = f"hf://{repository}"
+    bytes_of_files = 2 * facts["parameters"]
+    pin = {"uri": uri, "revision": "main", "commit": "a" * 40, "bytes": bytes_of_files, **facts}
+    status = {"status": {"model": pin}} if resolved else {}
+    for product, count, exit_status in (*((*gpus, 0) for gpus in fitting), (small, 1, 1)):
+        file = spec_file(tmp_path, service(uri, count, product=product) | status)
+        assert main(["plan", "-f", file]) == exit_status, (product, count)
+        text = "".join(capsys.readouterr())
+        assert (takes in text) == bool(exit_status)
+        assert ("assumed from" in text) is not resolved
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+def test_gpt_oss_is_shared_by_up_to_eight_gpus(
+    count: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("gpt-oss-20b", "gpt-oss-120b"):
+        file = spec_file(tmp_path, service(f"hf://openai/{name}", count))
+        assert main(["plan", "-f", file]) == 0
+        explain(["-f", file], asked)
+        assert "cannot share" not in "".join(capsys.readouterr())
+
+
+def test_the_other_weights_of_a_packed_model_have_the_engines_dtype(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In float32 embeddings and attention of gpt-oss-20b take 3.3 GiB more."""
+    for dtype, takes in (("bfloat16", "take 12.8 GiB"), ("float32", "take 16.1 GiB")):
+        asks = service("hf://openai/gpt-oss-20b", 1, {"dtype": dtype}, RTX_4080)
+        assert main(["plan", "-f", spec_file(tmp_path, asks)]) == 1
+        assert takes in capsys.readouterr().err
+
+
+def test_a_format_that_no_engine_reads_is_a_finding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "compressed-tensors (format pack-quantized)"
+    pin = {"uri": LLAMA, "revision": "main", **RESOLVED, "quantization": name}
+    asks = service(LLAMA, 4) | {"status": {"model": pin}}
+    assert main(["plan", "-f", spec_file(tmp_path, asks)]) == 1
+    message = capsys.readouterr().err
+    assert f"quantization {name} of commit" in message
+    assert "compressed-tensors (format float-quantized), fp8, gptq (bits 4)" in message
 
 
 @pytest.mark.parametrize("repository", CONFIGS)

@@ -326,7 +326,8 @@ def test_a_plan_says_how_many_tokens_of_a_resolved_model_fit(
     assert "6.1 GB, Qwen3ForCausalLM." in out
     assert "Weights are quantised (awq) in these files.\n  Engines hold them in their dtype" in out
     assert re.search(r"KV pool: about 3\d\d,\d{3} tokens an engine, 147,456 bytes each", out)
-    packed = quantised | {"packedBytes": 6_300_000_000, "packedParts": 32}
+    part = {"gpus": 1, "bytes": 4_300_000_000, "values": 1_000_000_000}
+    packed = quantised | {"packedParts": [part]}
     awq = spec_file(tmp_path, asked | {"status": {"model": pin | packed}})
     assert main(["plan", "-f", awq]) == 0
     out = capsys.readouterr().out

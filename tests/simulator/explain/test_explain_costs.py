@@ -51,6 +51,11 @@ def test_a_config_json_gives_a_shape_or_names_the_key() -> None:
     quantised = {"quantization_config": {"quant_method": "bitsandbytes"}}
     with pytest.raises(ValueError, match="quant_method: 'bitsandbytes'; allowed: awq"):
         model_from(json.dumps(config | quantised))
+    other = {"quantization_config": {"quant_method": "compressed-tensors", "format": "marlin-24"}}
+    with pytest.raises(
+        ValueError, match=r"'compressed-tensors \(format marlin-24\)'; allowed: awq"
+    ):
+        model_from(json.dumps(config | other))
 
 
 def test_the_limits_of_a_h200_are_those_of_its_preset() -> None:
@@ -82,8 +87,18 @@ def test_a_gpu_that_does_not_keep_weights_packed_holds_them_dequantised() -> Non
 
 
 def test_packed_weights_are_not_divided_within_a_group() -> None:
-    with pytest.raises(NoCostError, match=r"a cut through packed weights; allowed: 1, 2$"):
-        roofline(published("gpt-oss-20b"), Accelerator(product="H100", count=4), 85)
+    qwen = model_from(json.dumps(CONFIGS["Qwen/Qwen3-30B-A3B-FP8"]))
+    with pytest.raises(NoCostError, match=r"whole groups of packed weights; allowed: 1, 2, 4$"):
+        roofline(qwen, Accelerator(product="H100", count=8), 85)
+
+
+def test_gpus_with_unequal_parts_hold_and_read_what_the_fullest_has() -> None:
+    model = published("gpt-oss-20b")
+    experts = 24 * 32 * 3 * 2880 * 17
+    for count, groups in ((4, 4 * 23), (8, 8 * 12)):
+        assert roofline(model, Accelerator(product="H100", count=count), 85).kv_pool_tokens > 0
+        assert model.held_bytes(count) - model.held_bytes(1) == experts * (groups - 90)
+        assert model.weight_bytes(count) - model.weight_bytes(1) == experts * (groups - 90)
 
 
 def test_two_gpus_are_faster_and_less_than_twice() -> None:

@@ -17,7 +17,7 @@ from typing import Final
 
 from sluice_contract.config.accelerators import FIXED_MIB, GRAPH_ROW_MIB, MACHINE_GPUS
 from sluice_contract.config.model_shape import ModelShape, kv_values
-from sluice_contract.config.packing import Packing, layer_bytes
+from sluice_contract.config.packing import Packing, rank_counts, rank_sizes, widest_part
 from sluice_contract.config.sizing import PlannedConfig, ResolvedConfig
 
 from sluice_runtime.engine.sampling.memory import sampling_bytes
@@ -77,13 +77,12 @@ class ModelBytes:
             own = experts.count * spec.hidden_size
             own += self._family.expert_bias_values(spec, experts, ranks)
             values += len(experts.layers) * own
-        table = -(-spec.vocabulary_size // ranks) * spec.hidden_size
-        values += table if spec.tied_embeddings else 2 * table
         norms = spec.layers * self._family.norm_values(spec, ranks) + spec.hidden_size
         norm_dtype = self._family.norm_dtype
         norm_itemsize = norm_dtype.itemsize if norm_dtype else self.itemsize
-        layers = layer_bytes(self._part_of_layers, self.packing, self.itemsize)
-        return layers + values * self.itemsize + norms * norm_itemsize
+        matrices = rank_sizes(spec, self.packing, ranks)
+        values += matrices.values
+        return matrices.packed_bytes + values * self.itemsize + norms * norm_itemsize
 
     @property
     def packing(self) -> Packing | None:
@@ -91,16 +90,9 @@ class ModelBytes:
         return self.spec.packing if self.packed else None
 
     @property
-    def _part_of_layers(self) -> ModelShape:
-        """Sizes of a rank's part of each layer."""
-        spec, ranks, experts = self.spec, self.ranks, self.spec.experts
-        return replace(
-            spec,
-            heads=spec.heads // ranks,
-            kv_heads=spec.rank_kv_heads(ranks),
-            intermediate_size=spec.intermediate_size // ranks,
-            experts=experts and replace(experts, width=experts.width // ranks),
-        )
+    def _part(self) -> ModelShape:
+        """Sizes of each layer's part on the rank that has most."""
+        return widest_part(self.spec, self.packing, self.ranks)
 
     @property
     def _family(self) -> Family:
@@ -117,15 +109,15 @@ class ModelBytes:
     def step(self, tokens: int, rows: int) -> int:
         """Upper bound for a step that computes `tokens` and samples `rows`: what the widest part of
         a layer holds at once besides the residual stream, then logits and sampling."""
-        spec = self.spec
-        feed_forward = 4 * spec.intermediate_size // self.ranks + 3 * spec.hidden_size
-        if (experts := spec.experts) is not None:
+        spec, part = self.spec, self._part
+        feed_forward = 4 * part.intermediate_size + 3 * spec.hidden_size
+        if (experts := part.experts) is not None:
             # Each token once for each of its experts, and the router's float32 scores.
-            hidden, width = spec.hidden_size, experts.width // self.ranks
-            copies = experts.active * self._family.expert_step_values(hidden, width)
+            hidden = spec.hidden_size
+            copies = experts.active * self._family.expert_step_values(hidden, experts.width)
             chosen = 4 * experts.count + 16 * experts.active
             feed_forward = max(feed_forward, copies + chosen + 4 * hidden)
-        heads = spec.heads // self.ranks + 2 * spec.rank_kv_heads(self.ranks)
+        heads = part.heads + 2 * part.kv_heads
         attention = 3 * heads * spec.head_dim + 3 * spec.hidden_size
         # A norm that is not one fused kernel computes in float32.
         norm = _NORM_VALUES * spec.hidden_size
@@ -153,10 +145,9 @@ class ModelBytes:
 
     def wider(self) -> Iterator[ModelBytes]:
         """The model over more ranks, as far as its layers can be divided."""
-        ranks, counts = self.ranks, self.spec.rank_counts
+        ranks, counts = self.ranks, rank_counts(self.spec, self.packing)
         while (ranks := 2 * ranks) <= MACHINE_GPUS:
-            cuts = self.packing is not None and self.packing.parts % ranks != 0
-            if ranks in counts and not cuts:
+            if ranks in counts:
                 yield self.over(ranks)
 
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from sluice_contract.config.packing import PACKED_INPUTS
+from sluice_kernels.packed import BLOCK
 from sluice_runtime.engine.sizing.gpu_plan import MIB, ModelBytes, PoolQuestion, step_tokens
 from sluice_runtime.model.families.registry import spec_from
 from sluice_runtime.model.quantisation_config import format_from
@@ -27,6 +29,10 @@ def test_a_refusal_says_that_quantised_weights_are_held_in_the_engines_type() ->
     )
 
 
+def test_kernels_pack_as_many_inputs_together_as_plans_count() -> None:
+    assert BLOCK == PACKED_INPUTS
+
+
 PACKED_FITS = {
     "openai/gpt-oss-20b": ("L4", 24, 1, 12.8),
     "openai/gpt-oss-120b": ("H100", 80, 1, 60.8),
@@ -34,6 +40,7 @@ PACKED_FITS = {
     "casperhansen/llama-3.3-70b-instruct-awq": ("H100", 80, 1, 37.3),
     "Qwen/Qwen3-30B-A3B-FP8": ("L40S", 48, 1, 29.9),
     "Qwen/Qwen2.5-72B-Instruct-GPTQ-Int4": ("H100", 80, 1, 39.0),
+    "Qwen/Qwen2.5-72B-Instruct-AWQ": ("H100", 80, 1, 39.0),
 }
 """The smallest of usual GPUs, how many of them, and GiB of packed weights."""
 
@@ -64,8 +71,26 @@ def test_two_h100_hold_llama_70b_in_fp8() -> None:
     assert "raise tensorParallelSize (accelerator.count) to 2" in line
 
 
-def test_more_ranks_are_recommended_only_where_groups_stay_whole() -> None:
-    """gpt-oss has 2,880 inputs in groups of 32, of which four ranks would cut one."""
-    model = ModelBytes(spec_from(CONFIGS["openai/gpt-oss-120b"]), 2, packed=True)
-    assert [wider.ranks for wider in model.wider()] == [2]
-    assert [wider.ranks for wider in replace(model, packed=False).wider()] == [2, 4, 8]
+def test_more_ranks_are_recommended_only_where_each_has_whole_groups() -> None:
+    """gpt-oss has 90 groups of 32 inputs, Qwen3-30B-A3B-FP8 6 of 128."""
+    gpt_oss, qwen = (
+        ModelBytes(spec_from(CONFIGS[name]), 2, packed=True)
+        for name in ("openai/gpt-oss-120b", "Qwen/Qwen3-30B-A3B-FP8")
+    )
+    assert [wider.ranks for wider in gpt_oss.wider()] == [2, 4, 8]
+    assert [wider.ranks for wider in qwen.wider()] == [2, 4]
+    assert [wider.ranks for wider in replace(qwen, packed=False).wider()] == [2, 4, 8]
+
+
+def test_the_rank_with_most_groups_is_planned() -> None:
+    """Four ranks have 23, 23, 22 and 22 groups of each expert."""
+    repository = "openai/gpt-oss-120b"
+    model = ModelBytes(spec_from(CONFIGS[repository]), 2, 4, packed=True)
+    experts = 36 * 128 * 3 * 2880 * 23 * 17
+    plain = replace(model, spec=replace(model.spec, packing=None))
+    others = plain.weights - 36 * 128 * 3 * 2880 * 720 * 2
+    assert model.weights == experts + others
+    narrow = replace(model.spec, hidden_size=320)  # what experts compute takes the most
+    unpacked = replace(narrow, packing=None)
+    assert replace(model, spec=narrow).step(4096, 1) > replace(model, spec=unpacked).step(4096, 1)
+    assert refusal(packed_question(repository, "L4", 24, 4)) is None
