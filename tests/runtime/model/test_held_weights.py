@@ -9,6 +9,7 @@ from sluice_kernels.packed import Kind, PackedMatrix
 from sluice_runtime.engine.sizing.gpu_plan import ModelBytes
 from sluice_runtime.layers import experts
 from sluice_runtime.layers.backend import TORCH
+from sluice_runtime.model import layer_tensors
 from sluice_runtime.model.families.registry import spec_from
 from sluice_runtime.model.files import resolve
 from sluice_runtime.model.layer_tensors import Placement, Reader
@@ -46,9 +47,11 @@ def test_on_a_gpu(name: str, ranks: int, fused: bool, monkeypatch: pytest.Monkey
     assert plan <= held_bytes(decoder) <= LITTLE * plan
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("repository", CONFIGS)
-def test_packed_on_a_gpu(repository: str, ranks: int) -> None:
+def test_packed_on_a_gpu(repository: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first rank has most: of gpt-oss and Qwen3-30B-A3B-FP8, four have unequal parts."""
+    monkeypatch.setattr(layer_tensors, "can_pack", lambda device: True)
     model = of_two_layers(spec_from(CONFIGS[repository]))
     packing = model.packing
     assert packing is not None
