@@ -18,14 +18,12 @@ from tests.runtime.harness import generate
 pytestmark = pytest.mark.xdist_group("transformers")
 
 QUICK = [
-    Case(),
-    Case(page_size=1, chunk_size=16),
-    Case(overlap=True),
-    Case(backend="torch"),
-    Case(prefix_cache=False),
+    Case(page_size=1, chunk_size=16, overlap=True),
+    Case(backend="torch", prefix_cache=False),
     Case(chunk_size=16, split=(32, 1)),
 ]
-"""Of one model. The others are for `process`, for their models and oracles take seconds."""
+"""Of one model, several settings at once. The others are for `process`, for their models and
+oracles take seconds."""
 OTHERS = [
     Case(page_size=1, chunk_size=1),
     Case(chunk_size=-1, mixed=False),
