@@ -157,6 +157,12 @@ def test_a_reference_is_written_out_once() -> None:
     assert kinds_of(schema["properties"]["a"], schema) == {"string"}
 
 
+def test_arguments_that_are_referred_to_twice_are_written_out_once() -> None:
+    schema = ladder("$ref and allOf", "object", "whole")
+    (arguments,) = WrittenOut(schema, Work()).arguments()
+    assert arguments.schemas().keys() == {"z"}
+
+
 def test_strings_that_hold_together_are_written_once() -> None:
     written_out = WrittenOut(ladder("allOf", "ahead", "property"), Work())
     assert [*map(len, written_out.strings(FIRST))] == [1]
