@@ -1,7 +1,10 @@
-"""What a unit test may cost, which files a level imports, how many examples a profile draws."""
+"""What a unit test may cost, which files a level imports, how many examples a profile draws, which
+combinations of a matrix a level has."""
 
 from __future__ import annotations
 
+from itertools import combinations, product
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ from tests import cpu_limit
 from tests.cpu_limit import CpuLimit
 from tests.examples import PERCENT, examples
 from tests.levels import may_have_tests
+from tests.pairwise import matrix
 
 pytest_plugins = ["pytester"]
 
@@ -112,3 +116,19 @@ def test_a_profile_scales_what_tests_ask_for() -> None:
             assert examples(1).max_examples >= 1
     finally:
         settings.load_profile(before)
+
+
+@pytest.mark.parametrize("together", [1, 2])
+@pytest.mark.parametrize("sizes", [(11, 5, 3, 2), (2, 2, 2, 2), (3, 3, 3), (1, 4, 2)])
+def test_a_matrix_has_a_cover_in_its_level_and_all_else_in_full(
+    sizes: tuple[int, ...], together: int
+) -> None:
+    axes = [[f"{axis}:{value}" for value in range(size)] for axis, size in enumerate(sizes)]
+    sets = matrix(*axes, others=pytest.mark.full, together=together)
+    assert [each.values for each in sets] == [*product(*axes)]
+    assert all(list(each.marks) in ([], [pytest.mark.full]) for each in sets)
+    cover = [each.values for each in sets if not each.marks]
+    for some in combinations(range(len(sizes)), together):
+        values = {tuple(row[axis] for axis in some) for row in cover}
+        assert values == {*product(*(axes[axis] for axis in some))}
+    assert len(cover) <= 1.5 * prod(sorted(sizes)[-together:])

@@ -37,7 +37,6 @@ NICE: Final = 5
 FORGED: Final = "\n2026-01-01 00:00:00,000 CRITICAL forged"
 GET: Final = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n"
 POST: Final = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
-TINY_KEYS: Final = b"{%b}" % b",".join(b'"%x":0' % number for number in range(830_000))
 LONG_NAME: Final = "x" * 7_000_000
 UNFINISHED_HEAD: Final = GET + b"".join(
     b"X-%d: %s\r\n" % (number, b"y" * 8000) for number in range(8)
@@ -194,7 +193,8 @@ async def unknown_expectation(router: Router) -> None:
 
 async def tiny_keys(router: Router) -> None:
     """A body of 830,000 names, each of which would be an object."""
-    await router.post(TINY_KEYS)
+    tiny_keys = b",".join(b'"%x":0' % number for number in range(830_000))
+    await router.post(b"{%b}" % tiny_keys)
 
 
 async def many_prompts(router: Router) -> None:

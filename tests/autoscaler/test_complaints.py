@@ -23,6 +23,7 @@ from tests.autoscaler.building import (
     wanting,
 )  # fmt: skip
 from tests.figures import changed
+from tests.pairwise import matrix
 
 TWO = (PREFILL, DECODE)
 
@@ -53,8 +54,10 @@ def test_gauges_of_dead_pods_are_never_summed() -> None:
     assert decision.pools[MIXED].measured.queued_seconds == 0
 
 
-@pytest.mark.parametrize("loss", ["no router", "no engine", "stale", "odd"])
-@pytest.mark.parametrize("minimum", [0, 1])
+@pytest.mark.parametrize(
+    ("loss", "minimum"),
+    matrix(["no router", "no engine", "stale", "odd"], [0, 1], others=pytest.mark.full, together=1),
+)
 def test_a_metrics_outage_is_not_idleness(loss: str, minimum: int) -> None:
     service = Service(wanting(minimum=minimum), {MIXED: 5})
     service.settle({MIXED: {"kv_used": 3.5}}, seconds=400)

@@ -49,6 +49,19 @@ class Service:
         assert watch.seconds < IDLE_SECONDS
         assert processor_seconds(left) - used < WORK_SECONDS, "for nobody"
 
+    def ended(self) -> list[EngineProcess]:
+        return [engine for engine in self.engines if engine.process.popen.poll() is not None]
+
+    def mend(self) -> None:
+        """Engines that have ended live again, and the router knows them."""
+        ended = self.ended()
+        for engine in ended:
+            engine.stop()
+            engine.start()
+        for engine in ended:
+            engine.wait()
+        self.known()
+
     def _knows(self) -> bool:
         rows = self.router.engines()
         return all(

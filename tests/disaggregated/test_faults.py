@@ -42,14 +42,8 @@ def pools(
 def service(pools: Service) -> Iterator[Service]:
     """Nothing is held when a test ends; engines that ended are there for the next."""
     yield pools
-    ended = [engine for engine in pools.engines if engine.process.popen.poll() is not None]
-    pools.idle(*ended)
-    for engine in ended:
-        engine.stop()
-        engine.start()
-    for engine in ended:
-        engine.wait()
-    pools.known()
+    pools.idle(*pools.ended())
+    pools.mend()
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,7 @@ OPERATOR_MUTATIONS: Final = (
         "applier",
         "if not run.is_behind(reference.kind.kind):",
         "if True:",
-        REFUSED,
+        ("test_apply",),
         package=APPLY,
     ),
     Mutation(

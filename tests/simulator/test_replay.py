@@ -11,6 +11,7 @@ from sluice_simulator.text import failures
 from sluice_simulator.traces.request import TraceRequest, trace_of
 from sluice_simulator.traces.synthetic import Workload, synthesise
 
+from tests.pairwise import matrix
 from tests.simulator.simulating import COST, SETTINGS, replay, requests, settings
 
 PRESSED = Workload("pressed", 60, 20.0, (50, 600), (50, 300))
@@ -76,9 +77,10 @@ def test_an_overlapped_loop_waits_for_the_slower_of_host_and_device(
     assert line.tokens == 9
 
 
-@pytest.mark.parametrize("chunk_size", [None, 64, 2_048])
-@pytest.mark.parametrize("mixed", [False, True])
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(
+    ("chunk_size", "mixed", "overlap"),
+    matrix([None, 64, 2_048], [False, True], [False, True], others=pytest.mark.full),
+)
 def test_every_answer_has_the_length_that_the_trace_says(
     chunk_size: int | None, mixed: bool, overlap: bool
 ) -> None:

@@ -44,6 +44,7 @@ from sluice_operator.process.metrics import OperatorMetrics
 from tests.operator.examples import service
 from tests.operator.harness.memory_api import MemoryApi, reconciles_over
 from tests.operator.virtual_time import FakeClock, FakeTimer
+from tests.pairwise import matrix
 
 KINDS = (INFERENCE_SERVICE, *SERVICE_CHILDREN, *OPTIONAL_CHILDREN, POD)
 KIND = attrgetter("kind")
@@ -222,8 +223,11 @@ async def test_a_full_quota_of_secrets_holds_back_only_pods_of_which_none_has_th
     assert cluster.has(ENGINE_POOL) == is_there
 
 
-@pytest.mark.parametrize("code", [403, 500])
-@pytest.mark.parametrize("kind", OPTIONAL_CHILDREN, ids=KIND)
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    matrix(OPTIONAL_CHILDREN, [403, 500], others=pytest.mark.full, together=1),
+    ids=lambda value: getattr(value, "kind", None),
+)
 async def test_a_refused_optional_kind_is_told_apart_and_stops_nothing(
     kind: Kind, code: int
 ) -> None:

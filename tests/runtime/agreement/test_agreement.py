@@ -18,14 +18,12 @@ from tests.runtime.harness import generate
 pytestmark = pytest.mark.xdist_group("transformers")
 
 QUICK = [
-    Case(),
-    Case(page_size=1, chunk_size=16),
-    Case(overlap=True),
-    Case(backend="torch"),
-    Case(prefix_cache=False),
+    Case(page_size=1, chunk_size=16, overlap=True),
+    Case(backend="torch", prefix_cache=False),
     Case(chunk_size=16, split=(32, 1)),
 ]
-"""Of one model. The others are for `process`, for their models and oracles take seconds."""
+"""Of one model, several settings at once. The others are for `process`, for their models and
+oracles take seconds."""
 OTHERS = [
     Case(page_size=1, chunk_size=1),
     Case(chunk_size=-1, mixed=False),
@@ -115,7 +113,8 @@ ROTATIONS = [
         "gpt_oss-llama3-rope",
     )
 ]
-"""Types that no released model of the family may have; frequencies are compared for all."""
+"""Types that no released model of the family may have. `test_rope_config` compares the frequencies
+of all."""
 BACKENDS: Final[tuple[AttentionBackend, ...]] = ("torch", "auto")
 ALL = [
     Case(kind, page_size, chunk_size, mixed, overlap=overlap, backend=backend)
@@ -131,7 +130,7 @@ def beside(quick: list[Case], others: list[Case]) -> list[Any]:
     return [*quick, *(pytest.param(case, marks=pytest.mark.process) for case in others)]
 
 
-@pytest.mark.parametrize("case", beside(QUICK, OTHERS + ROTATIONS), ids=str)
+@pytest.mark.parametrize("case", beside(QUICK, OTHERS), ids=str)
 def test_answers_do_not_depend_on_the_setup(pair_of: PairOf, case: Case) -> None:
     check(case, *pair_of(case.kind), random_requests(16, 120, 24))
 
@@ -146,6 +145,12 @@ def test_answers_survive_retraction(pair_of: PairOf, case: Case) -> None:
 def test_answers_with_drafts_agree(pair_of: PairOf, case: Case) -> None:
     lengths = (60, 120) if case.pool_tokens else (120, 60)
     check(case, *pair_of(case.kind), repeating_requests(16, *lengths))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", ROTATIONS, ids=str)
+def test_every_rotation(pair_of: PairOf, case: Case) -> None:
+    check(case, *pair_of(case.kind), random_requests(16, 120, 24))
 
 
 @pytest.mark.full

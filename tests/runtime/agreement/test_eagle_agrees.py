@@ -25,6 +25,7 @@ from sluice_runtime.scheduler.speculation import Speculation
 from sluice_runtime.wire.messages import Generate
 from torch import Tensor
 
+from tests.pairwise import matrix
 from tests.runtime import eagle_folder
 from tests.runtime.agreement.test_speculation_agrees import (
     SETUPS,
@@ -207,8 +208,11 @@ PAGES: list[dict[str, Any]] = [*SETUPS[:2], SETUPS[2] | {"page_size": 4}]
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("settings", PAGES, ids=str)
+@pytest.mark.parametrize(
+    ("settings", "overlap"),
+    matrix(PAGES, [False, True], others=pytest.mark.full, together=1),
+    ids=str,
+)
 def test_a_head_drafts_from_pages_that_were_cached_cut_or_sent_back(
     tmp_path: Path, settings: dict[str, Any], overlap: bool
 ) -> None:
@@ -223,8 +227,11 @@ def test_a_head_drafts_from_pages_that_were_cached_cut_or_sent_back(
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("kind", "overlap"), [("llama3", False), ("qwen3", True)])
-@pytest.mark.parametrize("settings", SETUPS, ids=str)
+@pytest.mark.parametrize(
+    ("settings", "kind", "overlap"),
+    matrix(SETUPS, ["llama3", "qwen3"], [False, True], others=pytest.mark.full, together=1),
+    ids=str,
+)
 def test_answers_are_those_without_a_head(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

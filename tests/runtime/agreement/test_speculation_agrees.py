@@ -19,6 +19,7 @@ from sluice_runtime.scheduler.prefill_planner import NO_DRAFTS, Drafts
 from sluice_runtime.scheduler.speculation import Speculation
 from sluice_runtime.wire.messages import Generate, Grammar, Sampling
 
+from tests.pairwise import matrix
 from tests.runtime.grammar import driving
 from tests.runtime.harness import Run, engine_config, generate, run_engine
 
@@ -35,6 +36,7 @@ SAMPLINGS = [
 SPECULATION = {"method": "NGram", "tokens": 4}
 DRAFT: dict[str, Any] = {"method": "Draft", "tokens": 4, "draft": {"uri": "dummy://llama-tiny"}}
 """A model that is often wrong: it shares some of the model's random weights."""
+METHODS = [SPECULATION, DRAFT]
 ITSELF: dict[str, Any] = DRAFT | {"draft": {"uri": MODEL}}
 
 
@@ -174,9 +176,10 @@ def test_a_model_drafts_within_the_grammar_and_counts_its_own_drafts() -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("speculation", [SPECULATION, DRAFT], ids=["NGram", "Draft"])
 @pytest.mark.parametrize(
-    ("settings", "overlap"), list(zip(SETUPS, (False, True, True), strict=True)), ids=str
+    ("settings", "speculation", "overlap"),
+    matrix(SETUPS, METHODS, [False, True], others=pytest.mark.full, together=1),
+    ids=str,
 )
 def test_answers_in_a_grammar_are_those_without_it(
     settings: dict[str, Any], speculation: dict[str, Any], overlap: bool
@@ -189,9 +192,11 @@ def test_answers_in_a_grammar_are_those_without_it(
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("speculation", [SPECULATION, DRAFT], ids=["NGram", "Draft"])
-@pytest.mark.parametrize("settings", SETUPS, ids=str)
+@pytest.mark.parametrize(
+    ("settings", "speculation", "overlap"),
+    matrix(SETUPS, METHODS, [False, True], others=pytest.mark.full),
+    ids=str,
+)
 def test_answers_are_those_without_it(
     settings: dict[str, Any], speculation: dict[str, Any], overlap: bool
 ) -> None:
@@ -218,8 +223,11 @@ def assert_drafts_are_right(drafting: Run, requests: int, settings: dict[str, An
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("settings", SETUPS, ids=str)
+@pytest.mark.parametrize(
+    ("settings", "overlap"),
+    matrix(SETUPS, [False, True], others=pytest.mark.full, together=1),
+    ids=str,
+)
 def test_a_model_drafts_from_pages_that_were_cached_cut_or_sent_back(
     settings: dict[str, Any], overlap: bool
 ) -> None:

@@ -157,9 +157,9 @@ SITES = [
     pytest.param(("cuda", 64, "sinks"), id="cuda-dim64-sinks", marks=pytest.mark.gpu),
     pytest.param(("cpu", 16, "group2"), id="cpu"),
     pytest.param(("cpu", 16, "windows"), id="cpu-windows"),
-    pytest.param(("cpu", 16, "sinks"), id="cpu-sinks"),
+    pytest.param(("cpu", 16, "sinks"), id="cpu-sinks", marks=pytest.mark.full),
     pytest.param(("cpu-fp8", 16, "sinks"), id="cpu-fp8-sinks"),
-    pytest.param(("cpu-fp8", 16, "group2"), id="cpu-fp8"),
+    pytest.param(("cpu-fp8", 16, "group2"), id="cpu-fp8", marks=pytest.mark.full),
 ]  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from sluice_runtime.engine.sampling.draw import SamplingTable
 from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.wire.messages import Generate, TokenDelta
 
+from tests.pairwise import matrix
 from tests.runtime.engine.late_device import LateDevice
 from tests.runtime.grammar.driving import Answers, engine_of, grammar, run
 from tests.runtime.harness import generate
@@ -80,13 +81,15 @@ def assert_nothing_is_held(engine: Engine) -> None:
     assert status.pages_available == status.pages_total
 
 
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-@pytest.mark.parametrize("token", [150, 199], ids=["in a chunk", "in the last"])
-@pytest.mark.parametrize("fails", [cuda, cpu, interpreter])
+@pytest.mark.parametrize(
+    ("fails", "token", "way"),
+    matrix([cuda, cpu, interpreter], [150, 199], WAYS, others=pytest.mark.full),
+)
 def test_the_requests_of_the_step_end_and_others_are_answered_as_ever(
-    monkeypatch: pytest.MonkeyPatch, fails: Callable[[], None], token: int, way: Way
+    monkeypatch: pytest.MonkeyPatch, fails: Callable[[], None], token: int, way: str
 ) -> None:
-    overlap, hooks = way.overlap, way.hooks()
+    """The forward of a chunk fails, or that of the last one."""
+    overlap, hooks = WAYS[way].overlap, WAYS[way].hooks()
     with engine_of(hooks, chunk_size=64, mixed_chunk=False) as engine:
         alone = run(engine, [*SHORT, LATE]).tokens
         without_memory_for(monkeypatch, token, fails)

@@ -64,15 +64,6 @@ def test_sigterm_while_loading_ends_soon(own_engine: Process) -> None:
     assert seconds < SOON_SECONDS
 
 
-def test_a_local_engine_says_how_to_ask_it(own_engine: Process) -> None:
-    url = own_engine.url()
-    command = shlex.split(own_engine.wait_for(r"try: (curl .*), or .*/ in a browser")[1])
-    assert command[:3] == ["curl", "-N", f"{url}/v1/chat/completions"]
-    answer = httpx.post(command[2], content=command[4], verify=False, timeout=HANG_SECONDS)
-    assert answer.status_code == 200
-    assert answer.text.endswith("data: [DONE]\n\n")
-
-
 def test_the_toy_suggests_a_question_that_it_can_answer(tmp_path: Path) -> None:
     with running(program(write_config(tmp_path, model={"uri": str(TOY)}, **SETTINGS))) as engine:
         command = shlex.split(engine.wait_for(r"try: (curl .*), or .*/ in a browser")[1])

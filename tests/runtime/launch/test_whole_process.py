@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,14 @@ def test_a_load_report_has_the_resolved_type_of_keys_and_values(
     fingerprint = load(engine[1]).kv_fingerprint
     assert fingerprint is not None
     assert fingerprint.kv_dtype in ("float32", "bfloat16")
+
+
+def test_a_local_engine_says_how_to_ask_it(engine: tuple[Process, str]) -> None:
+    command = shlex.split(engine[0].wait_for(r"try: (curl .*), or .*/ in a browser")[1])
+    assert command[:3] == ["curl", "-N", f"{engine[1]}/v1/chat/completions"]
+    answer = httpx.post(command[2], content=command[4], verify=False, timeout=HANG_SECONDS)
+    assert answer.status_code == 200
+    assert answer.text.endswith("data: [DONE]\n\n")
 
 
 def generated_tokens(url: str) -> float:

@@ -39,6 +39,12 @@ def answers(folder: Path, **keys: Any) -> tuple[list[Any], str]:
         return [*found, stopped], get(url, "/metrics").text
 
 
+@pytest.fixture(scope="module")
+def without(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """Answers of an engine that does not speculate."""
+    return answers(tmp_path_factory.mktemp("without"))[0]
+
+
 def ask(url: str, request: dict[str, Any]) -> Any:
     body = {"model": "tiny", "prompt": PROMPT, **request}
     response = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
@@ -62,8 +68,9 @@ def figure(metrics: str, name: str) -> float:
     return float(value)
 
 
-def test_clients_get_the_answers_of_an_engine_that_does_not_speculate(tmp_path: Path) -> None:
-    without, _ = answers(tmp_path)
+def test_clients_get_the_answers_of_an_engine_that_does_not_speculate(
+    without: list[Any], tmp_path: Path
+) -> None:
     model = {"method": "Draft", "draft": {"uri": "dummy://llama-tiny"}}
     for speculation in ({"method": "NGram"}, model):
         drafting, metrics = answers(tmp_path, speculation=speculation)
@@ -75,11 +82,12 @@ def test_clients_get_the_answers_of_an_engine_that_does_not_speculate(tmp_path: 
         assert figure(metrics, "sluice_inter_token_seconds_count") == later - accepted
 
 
-def test_clients_get_the_same_answers_where_a_head_drafts(tmp_path: Path) -> None:
+def test_clients_get_the_same_answers_where_a_head_drafts(
+    without: list[Any], tmp_path: Path
+) -> None:
     """One that was never trained, so that most drafts are wrong."""
     layers = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}}
     head = eagle_folder.write(tmp_path / "head", HEAD | layers, eagle_folder.random_head())
-    without, _ = answers(tmp_path)
     speculation = {"method": "Eagle", "draft": {"uri": f"file://{head}"}}
     drafting, metrics = answers(tmp_path, speculation=speculation)
     assert drafting == without

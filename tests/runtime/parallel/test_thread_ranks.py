@@ -28,6 +28,7 @@ from sluice_runtime.scheduler.batch import Batch
 from sluice_runtime.wire.messages import Generate, Sampling
 from torch import Tensor
 
+from tests.pairwise import matrix
 from tests.runtime.harness import Recorder, Run, drive, generate, resolved_config
 from tests.runtime.layers.flashinfer_backend import engines_on_flashinfer
 from tests.runtime.layers.layouts import layout
@@ -40,12 +41,16 @@ ONE_HEAD, TWO_HEADS = "one-key-head", "qwen3-tiny"
 SMALL = {"page_size": 8, "chunk_size": 24, "kv_pool_tokens": 160, "max_running_requests": 5}
 
 
-@pytest.mark.parametrize(("key_heads", "ranks"), [(2, 2), (1, 2), (1, 4), (2, 4)])
-@pytest.mark.parametrize("name", DUMMIES)
+@pytest.mark.parametrize(
+    ("name", "heads_and_ranks"),
+    matrix(DUMMIES, [(2, 2), (1, 2), (1, 4), (2, 4)], others=pytest.mark.full, together=1),
+    ids=str,
+)
 def test_ranks_with_copies_of_key_heads_compute_what_one_computes(
-    name: str, key_heads: int, ranks: int, monkeypatch: pytest.MonkeyPatch
+    name: str, heads_and_ranks: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every family: its matrices, biases and norms."""
+    key_heads, ranks = heads_and_ranks
     spec = spec_from({**DUMMIES[name], "num_key_value_heads": key_heads})
 
     @torch.inference_mode()

@@ -26,6 +26,7 @@ from sluice_runtime.scheduler.cost_model import (
 )
 
 from tests.examples import examples
+from tests.pairwise import matrix
 from tests.runtime.scheduler.building import Bench, request, settings_of
 
 COEFFICIENTS = st.tuples(
@@ -298,8 +299,10 @@ MACHINES: dict[str, Draw] = {
 }
 
 
-@pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize("share", [0.9, 0.95, 0.99, 0.995])
+@pytest.mark.parametrize(
+    ("machine", "share"),
+    matrix(MACHINES, [0.9, 0.95, 0.99, 0.995], others=pytest.mark.full, together=1),
+)
 def test_so_many_steps_are_over_the_bound_as_are_allowed(machine: str, share: float) -> None:
     """All steps count, from the first on."""
     draw, residuals, steps = random.Random(1), Residuals(), 20_000

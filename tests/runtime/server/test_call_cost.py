@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import ClassVar
 
 import pytest
@@ -20,6 +19,8 @@ from sluice_runtime.server.tools.formats import (
     ToolFormat,
 )
 from sluice_runtime.server.tools.source import CallSource, Reading
+
+from tests.pairwise import matrix
 
 SCHEMAS = {
     "f": {
@@ -110,7 +111,7 @@ TEXTS = {
     "comments": ("%(begin)s{", "/* a */ // b\n"),
 }
 BETWEEN_TAGS = {
-    "a long name": ("<function=", "n"),
+    "a long function": ("<function=", "n"),
     "a long parameter": ("<function=f>see <parameter=", "n"),
     "a long parameter in a value": ("<function=f><parameter=cmd>see <parameter=", "n"),
     "parameters in a value": ("<function=f><parameter=cmd>see ", "<parameter="),
@@ -123,19 +124,11 @@ BETWEEN_TAGS = {
 }
 
 
-def texts(form: ToolFormat) -> Iterator[tuple[str, str, str]]:
-    """What a text is of, how it begins and what is repeated in it."""
-    for name, parts in TEXTS.items():
-        begin, repeated = (
-            part.replace("{space}", SPACE)
-            .replace("%(mark)s", MARKS[form])
-            .replace("%(begin)s", BEGINS[form])
-            for part in parts
-        )
-        yield name, begin, repeated
-    if form is QWEN3_CODER:
-        for name, (begin, repeated) in BETWEEN_TAGS.items():
-            yield f"{name} between tags", begin, repeated
+def spelled(form: ToolFormat, text: str) -> str:
+    parts = {"{space}": SPACE, "%(mark)s": MARKS[form], "%(begin)s": BEGINS[form]}
+    for name, part in parts.items():
+        text = text.replace(name, part)
+    return text
 
 
 @pytest.fixture(autouse=True)
@@ -154,18 +147,18 @@ def cost(form: ToolFormat, text: str, step: int, *, cut: bool) -> int:
     return CountingSource.characters
 
 
-CASES = [
-    pytest.param(form, begin, repeated, id=f"{form.families}-{name}")
-    for form in FORMATS
-    for name, begin, repeated in texts(form)
-]
+DELIVERIES = {"characters": (1, False), "whole": (1 << 20, False), "cut": (1 << 20, True)}
+FORMS = {form.families: form for form in FORMATS}
+MATRIX = matrix(FORMS, TEXTS, DELIVERIES, others=pytest.mark.full)
+CODER = matrix([QWEN3_CODER.families], BETWEEN_TAGS, DELIVERIES, others=pytest.mark.full)
 
 
-@pytest.mark.parametrize(("step", "cut"), [(1, False), (1 << 20, False), (1 << 20, True)])
-@pytest.mark.parametrize(("form", "begin", "repeated"), CASES)
+@pytest.mark.parametrize(("family", "text", "delivery"), MATRIX + CODER)
 def test_a_text_of_twice_the_length_costs_twice_as_much(
-    form: ToolFormat, begin: str, repeated: str, step: int, cut: bool
+    family: str, text: str, delivery: str
 ) -> None:
+    form, (step, cut) = FORMS[family], DELIVERIES[delivery]
+    begin, repeated = (spelled(form, part) for part in (TEXTS | BETWEEN_TAGS)[text])
     number = max(16, 600 // len(repeated))
     once = cost(form, begin + number * repeated, step, cut=cut)
     assert cost(form, begin + 2 * number * repeated, step, cut=cut) < 2.4 * once

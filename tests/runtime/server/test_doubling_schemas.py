@@ -21,6 +21,8 @@ from sluice_runtime.server.tools.plan import plan_tools
 from sluice_runtime.server.tools.written_out import Work, WrittenOut
 from sluice_runtime.server.tools.xml_values import kinds_of
 
+from tests.pairwise import matrix
+
 LEVELS = 60
 Schema = dict[str, Any]
 Step = Callable[[Schema, int], Schema]
@@ -104,10 +106,10 @@ CHOICES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("top", TOPS)
-@pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("strict", [False, True], ids=["loose", "strict"])
+@pytest.mark.parametrize(
+    ("step", "end", "top", "strict"),
+    matrix(STEPS, ENDS, TOPS, [False, True], others=pytest.mark.full),
+)
 def test_a_call_is_held_to_it_or_the_tool_is_named(
     step: str, end: str, top: str, strict: bool
 ) -> None:
@@ -124,16 +126,16 @@ def test_a_call_is_held_to_it_or_the_tool_is_named(
         assert not refusal or "parameters." in refusal  # no object fits
 
 
-@pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(("step", "end"), matrix(STEPS, ENDS, others=pytest.mark.full, together=1))
 def test_tags_are_written_for_it(step: str, end: str) -> None:
     result = grammar(QWEN3_CODER, ladder(step, end, "property"), strict=False, **CHOICES[0])
     assert "<function=f>" in result.grammar.text
 
 
-@pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("strict", [False, True], ids=["loose", "strict"])
+@pytest.mark.parametrize(
+    ("step", "end", "strict"),
+    matrix(STEPS, ENDS, [False, True], others=pytest.mark.full, together=1),
+)
 def test_an_answer_is_held_to_it_or_the_format_is_named(step: str, end: str, strict: bool) -> None:
     schema = {"name": "s", "schema": ladder(step, end, "property"), "strict": strict}
     wanted = {"type": "json_schema", "json_schema": schema}
@@ -153,6 +155,12 @@ def test_a_reference_is_written_out_once() -> None:
     (arguments,) = written_out.arguments()
     assert written_out.strings(arguments.schemas()["a"]) == [()]
     assert kinds_of(schema["properties"]["a"], schema) == {"string"}
+
+
+def test_arguments_that_are_referred_to_twice_are_written_out_once() -> None:
+    schema = ladder("$ref and allOf", "object", "whole")
+    (arguments,) = WrittenOut(schema, Work()).arguments()
+    assert arguments.schemas().keys() == {"z"}
 
 
 def test_strings_that_hold_together_are_written_once() -> None:

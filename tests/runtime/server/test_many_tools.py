@@ -10,11 +10,9 @@ from sluice_runtime.grammar import constraint
 from sluice_runtime.server.structured import MAX_CHARACTERS
 from sluice_runtime.server.tools.argument_schemas import call_rules
 from sluice_runtime.server.tools.call_grammars import Rules
-from sluice_runtime.server.tools.formats import (
-    HERMES,
-    ToolFormat,
-)
+from sluice_runtime.server.tools.formats import FORMATS, HERMES, ToolFormat
 
+from tests.pairwise import matrix
 from tests.runtime.grammar.drawing import BYTES, accepts, matcher_of
 from tests.runtime.server.test_argument_schemas import (
     BOTH,
@@ -31,8 +29,11 @@ from tests.runtime.server.test_argument_schemas import (
 MAX_BUILDS = 4
 
 
-@EVERY
-@pytest.mark.parametrize("kind", ["differ", "ahead"])
+@pytest.mark.parametrize(
+    ("form", "kind"),
+    matrix(FORMATS, ["differ", "ahead"], others=pytest.mark.full, together=1),
+    ids=lambda value: getattr(value, "name", None),
+)
 def test_whatever_the_number_of_tools_the_whole_is_built_few_times(
     form: ToolFormat, kind: str
 ) -> None:

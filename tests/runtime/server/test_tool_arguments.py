@@ -111,8 +111,9 @@ def arguments_of(form: ToolFormat, spelled: str) -> Any:
     return arguments["record"] if form is QWEN3_CODER else arguments
 
 
+CONTROLS = "y".join(map(chr, range(0x20))) + "y"
 MENDED = [
-    *[(f'{{"a": "x{chr(code)}y"}}', {"a": f"x{chr(code)}y"}) for code in range(0x20)],
+    (f'{{"a": "{CONTROLS}"}}', {"a": CONTROLS}),
     ('{"a":\n\t"x"\r\n}', {"a": "x"}),
     ('{"a": "x\x00\\\ny"}', {"a": "x\x00\\\ny"}),
     ('{"a\tb": 1}', {"a\tb": 1}),

@@ -26,6 +26,7 @@ from sluice_runtime.server.tools.formats import (
 from sluice_runtime.server.tools.plan import ToolPlan, plan_tools
 from sluice_runtime.wire.messages import Grammar
 
+from tests.pairwise import matrix
 from tests.runtime.grammar.drawing import BYTES, accepts, matcher_of
 
 
@@ -339,9 +340,10 @@ COMPOSED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("key", ["allOf", "anyOf", "oneOf"])
-@pytest.mark.parametrize("name", ["a", "b", "c"])
-@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    ("key", "name", "strict"),
+    matrix(["allOf", "anyOf", "oneOf"], "abc", [False, True], others=pytest.mark.full),
+)
 def test_references_may_lead_to_objects_that_name_no_type(
     key: str, name: str, strict: bool
 ) -> None:

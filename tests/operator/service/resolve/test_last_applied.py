@@ -25,10 +25,13 @@ from sluice_operator.service.revisions.revision import STATE
 from tests.operator.harness.memory_cluster import KEY, MemoryCluster, running
 from tests.operator.model_pods import COMMIT, resolved, said
 from tests.operator.statuses import condition
+from tests.pairwise import matrix
 
 TYPO: Final[Manifest] = {"engine": {"dtype": "int3"}}
 ON_A_HUB: Final[Manifest] = {"model": {"uri": "hf://org/name", "cache": {"size": "1Gi"}}}
-REFUSED_OR_AWAITED = pytest.mark.parametrize("change", [TYPO, ON_A_HUB])
+CHANGES: Final = [TYPO, ON_A_HUB]
+"""One is refused, the other is awaited."""
+REFUSED_OR_AWAITED = pytest.mark.parametrize("change", CHANGES)
 GPUS: Final[Manifest] = {"accelerator": {"count": 1}}
 ASLEEP: Final[Manifest] = {"minReplicas": 0, "maxReplicas": 4}
 
@@ -42,10 +45,13 @@ IN_PLACE: Final[Manifest] = {
     "rollout": {"strategy": "InPlace"},
 }
 SURGE: Final[Manifest] = {"autoscaling": {"minReplicas": 2, "maxReplicas": 8}}
+SCALED = pytest.mark.parametrize(
+    ("spec", "change"),
+    matrix([BUDGET, IN_PLACE, SURGE], CHANGES, others=pytest.mark.full, together=1),
+)
 
 
-@REFUSED_OR_AWAITED
-@pytest.mark.parametrize("spec", [BUDGET, IN_PLACE, SURGE])
+@SCALED
 async def test_what_the_autoscaler_writes_is_carried_out(spec: Manifest, change: Manifest) -> None:
     cluster = await running(**spec)
     await cluster.edited(**change)
@@ -54,8 +60,12 @@ async def test_what_the_autoscaler_writes_is_carried_out(spec: Manifest, change:
     assert cluster.engines() == 6
 
 
-@REFUSED_OR_AWAITED
-@pytest.mark.parametrize("manner", [{}, {"rollout": {"strategy": "InPlace"}}])
+@pytest.mark.parametrize(
+    ("manner", "change"),
+    matrix(
+        [{}, {"rollout": {"strategy": "InPlace"}}], CHANGES, others=pytest.mark.full, together=1
+    ),
+)
 async def test_a_service_that_sleeps_wakes(manner: Manifest, change: Manifest) -> None:
     cluster = await running(autoscaling=ASLEEP, **manner)
     await cluster.edited(**change)
@@ -68,8 +78,7 @@ async def test_a_service_that_sleeps_wakes(manner: Manifest, change: Manifest) -
     assert cluster.engines() == 1
 
 
-@REFUSED_OR_AWAITED
-@pytest.mark.parametrize("spec", [BUDGET, IN_PLACE, SURGE])
+@SCALED
 async def test_an_operator_that_has_just_started_scales(spec: Manifest, change: Manifest) -> None:
     cluster = await running(**spec)
     await cluster.edited(**change)
@@ -90,12 +99,17 @@ async def test_a_write_that_is_interrupted_does_not_keep_from_scaling() -> None:
     assert cluster.autoscaler.scaled is not None
 
 
-@REFUSED_OR_AWAITED
 @pytest.mark.parametrize(
-    ("kind", "name"),
-    [(DEPLOYMENT, "chat-router"), (SERVICE, "chat"), (ENGINE_POOL, "chat-mixed")],
+    ("child", "change"),
+    matrix(
+        [(DEPLOYMENT, "chat-router"), (SERVICE, "chat"), (ENGINE_POOL, "chat-mixed")],
+        CHANGES,
+        others=pytest.mark.full,
+        together=1,
+    ),
 )
-async def test_what_is_deleted_is_made_again(kind: Kind, name: str, change: Manifest) -> None:
+async def test_what_is_deleted_is_made_again(child: tuple[Kind, str], change: Manifest) -> None:
+    kind, name = child
     cluster = await running()
     await cluster.edited(**change)
     before = cluster.templates

@@ -9,14 +9,21 @@ from sluice_runtime.engine.device import Device, HostDevice
 from sluice_runtime.engine.sampling.masks import forbid
 from sluice_runtime.grammar.masks import Masks
 
+from tests.pairwise import matrix
 from tests.runtime.engine.late_device import LateDevice
 
 ROWS = 5
 
 
-@pytest.mark.parametrize("device", [HostDevice(), LateDevice()], ids=["host", "device"])
-@pytest.mark.parametrize("vocabulary", [1, 31, 32, 33, 1000])
-@pytest.mark.parametrize("places", [[0], [3, 1], [0, 1, 2, 3, 4]], ids=str)
+@pytest.mark.parametrize(
+    ("device", "vocabulary", "places"),
+    matrix(
+        [HostDevice(), LateDevice()],
+        [1, 31, 32, 33, 1000],
+        [[0], [3, 1], [0, 1, 2, 3, 4]],
+        others=pytest.mark.full,
+    ),
+)
 def test_a_token_is_forbidden_where_its_bit_is_0(
     device: Device, vocabulary: int, places: list[int]
 ) -> None:
