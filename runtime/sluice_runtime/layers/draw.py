@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from sluice_kernels import native
@@ -27,8 +28,8 @@ _BLOCK: Final = 256
 """Tokens in a block. Masses are summed by block before the running sum, because a running sum over
 all tokens, in float64, would be read and written several times."""
 _TRIAL_TOKENS: Final = 1024
-"""Number of largest tokens that is tried first: they nearly always hold the mass, and sorting the
-whole vocabulary is slow."""
+"""Number of largest tokens that is tried first: they nearly always hold the mass, and a running sum
+over the whole vocabulary is slow."""
 
 
 @dataclass(frozen=True)
@@ -106,27 +107,29 @@ def draw_native(logits: Tensor, draws: Draws | None) -> Tensor:
 def nucleus(logits: Tensor, temperature: Tensor, top_p: Tensor) -> Tensor:
     """Smallest logit in each row's nucleus. logits: [k, v] float32; temperature, top_p: [k] → [k].
 
-    On a CPU only the largest tokens of most rows are sorted. On other devices the host does not
-    know which rows need more, so all tokens of all rows are sorted.
+    On a CPU the mass of most rows is summed over their largest tokens only. On other devices the
+    host does not know which rows need more.
     """
     if logits.device.type != "cpu":
-        return _of_largest(logits, temperature, top_p, logits.shape[1])[0]
-    width = min(_TRIAL_TOKENS, logits.shape[1])
-    least, last = _of_largest(logits, temperature, top_p, width)
-    wider = (last >= width).nonzero().squeeze(1)
+        return _of_largest(logits.topk(logits.shape[1]).values, logits, temperature, top_p)[0]
+    # numpy sorts in a thirtieth of the time that torch takes.
+    ascending = torch.from_numpy(np.sort(logits.numpy(), axis=-1))
+    tried = ascending[:, -_TRIAL_TOKENS:].flip(-1)
+    least, last = _of_largest(tried, logits, temperature, top_p)
+    wider = (last >= tried.shape[1]).nonzero().squeeze(1)
     if len(wider):
-        whole = logits[wider], temperature[wider], top_p[wider], logits.shape[1]
+        whole = ascending[wider].flip(-1), logits[wider], temperature[wider], top_p[wider]
         least[wider] = _of_largest(*whole)[0]
     return least
 
 
 def _of_largest(
-    logits: Tensor, temperature: Tensor, top_p: Tensor, width: int
+    ordered: Tensor, logits: Tensor, temperature: Tensor, top_p: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Smallest logit [k] of the nucleus among the `width` largest tokens, and the number [k] of
-    tokens before it; `width` or more if these tokens do not hold the mass."""
-    vocabulary = logits.shape[1]
-    ordered = logits.topk(width).values
+    """Smallest logit [k] of the nucleus among the largest, and the number [k] of tokens before it.
+    ordered: [k, n], the n largest logits of each row, the largest first. The number is n or more if
+    these do not hold the mass."""
+    vocabulary, width = logits.shape[1], ordered.shape[1]
     log_mass = -torch.log_softmax(scaled(logits, temperature), -1).amax(-1, keepdim=True)
     cumulative = (scaled(ordered, temperature) - log_mass).double().exp().cumsum(-1)
     last = (cumulative < top_p.double()[:, None]).sum(-1).clamp(max=vocabulary - 1)
