@@ -17,8 +17,8 @@ from sluice_simulator.autoscale.grids import POLICIES, Candidate, Scene
 from sluice_simulator.autoscale.policy_comparison import OURS
 
 from benchmarks.autoscale import plans, report, targets
-from benchmarks.autoscale.measure import BOOT_SECONDS, Result, measure
-from benchmarks.autoscale.scenes import scenes
+from benchmarks.autoscale.measure import BOOT_SECONDS, Result, measure, ours_alone
+from benchmarks.autoscale.scenes import HALVES, scenes
 
 PICTURES: Final = Path(__file__).parents[2] / "docs" / "pictures" / "scaling"
 DRAWN: Final = (OURS, *targets.TUNED, "static", plans.POLICY)
@@ -27,9 +27,13 @@ DRAWN: Final = (OURS, *targets.TUNED, "static", plans.POLICY)
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = _parser()
     options = parser.parse_args(arguments)
-    began, by_name = time.monotonic(), dict(scenes(options.traces, options.only))
+    began, by_name = time.monotonic(), dict(scenes(options.traces, options.only, options.half))
     if not by_name:
         parser.error(f"--only: no scene has {options.only!r} in its name")
+    if options.ours:
+        with ProcessPoolExecutor(options.jobs) as pool:
+            print(*report.ours_table(ours_alone(by_name, pool)), sep="\n")
+        return
     with ProcessPoolExecutor(options.jobs) as pool:
         results = measure(by_name, options.climb, pool)
         singles = _singles(results)
@@ -48,6 +52,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.autoscale", description=__doc__)
     parser.add_argument("--traces", type=Path, required=True, help="with azure2023 and mooncake")
     parser.add_argument("--only", default="", help="scenes whose names have this in them")
+    parser.add_argument("--half", choices=HALVES, help="scenes to choose by, or to judge by")
+    parser.add_argument("--ours", action="store_true", help="our rule alone, in minutes")
     parser.add_argument("--plots", type=Path, default=PICTURES, help="folder (%(default)s)")
     parser.add_argument("--climb", type=float, help="make plans cheaper: CPU seconds for each")
     parser.add_argument("--json", type=Path, help="a file for every figure, one line a policy")

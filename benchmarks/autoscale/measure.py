@@ -59,8 +59,7 @@ def measure(
     scenes: Mapping[str, Scene], climb_seconds: float | None, pool: Executor
 ) -> list[Result]:
     """Results of each scene, first with the usual starts, then with long ones."""
-    boots = (BOOT_SECONDS, LONG_BOOT_SECONDS)
-    cases = [(name, _starting_in(scenes[name], boot)) for boot in boots for name in scenes]
+    cases = _cases(scenes)
     began = list(pool.map(_begun, [scene for _, scene in cases]))
     tasks = [
         (number, name, policy)
@@ -85,6 +84,21 @@ def measure(
         Result(name, scene, of_scene)
         for (name, _), (scene, _), of_scene in zip(cases, began, rows, strict=True)
     ]
+
+
+def ours_alone(scenes: Mapping[str, Scene], pool: Executor) -> list[Result]:
+    """Results of our rule without rivals and plans, in the order of `measure`."""
+    cases = _cases(scenes)
+    began = pool.map(_begun, [scene for _, scene in cases])
+    return [
+        Result(name, scene, {OURS: ours})
+        for (name, _), (scene, ours) in zip(cases, began, strict=True)
+    ]
+
+
+def _cases(scenes: Mapping[str, Scene]) -> list[tuple[str, Scene]]:
+    boots = (BOOT_SECONDS, LONG_BOOT_SECONDS)
+    return [(name, _starting_in(scenes[name], boot)) for boot in boots for name in scenes]
 
 
 def _starting_in(scene: Scene, boot_seconds: float) -> Scene:

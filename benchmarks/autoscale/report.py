@@ -8,11 +8,28 @@ from typing import Final
 from sluice_simulator.autoscale.policy_comparison import ComparisonRow
 
 from benchmarks.autoscale.measure import BOOT_SECONDS, LONG_BOOT_SECONDS, Result
-from benchmarks.autoscale.targets import TUNED, changes_an_hour, kept_by_ours, single_setting
+from benchmarks.autoscale.scenes import half_of
+from benchmarks.autoscale.targets import (
+    TUNED,
+    changes_an_hour,
+    kept_by_ours,
+    regretted_an_hour,
+    single_setting,
+)
 
 HEAD: Final = (
-    *("trace", "reachable", "ours: good", "hours", "hpa", "keda", "static", "plan in hindsight"),
-    *("ours ÷ plan", "changes an hour", "KEDA as shipped"),
+    *(
+        "trace",
+        "half",
+        "reachable",
+        "ours: good",
+        "hours",
+        "hpa",
+        "keda",
+        "static",
+        "plan in hindsight",
+    ),
+    *("ours ÷ plan", "changes an hour", "undone", "KEDA as shipped"),
     *(f"ours, starts of {LONG_BOOT_SECONDS:g} s", "÷ plan"),
 )
 TITLES: Final = {
@@ -36,6 +53,23 @@ def table(results: Sequence[Result]) -> Iterator[str]:
     yield _line(["---", *["---:"] * (len(HEAD) - 1)])
     for result in usual:
         yield _line(_cells(result, long[result.name]))
+
+
+def ours_table(results: Sequence[Result]) -> Iterator[str]:
+    """A row a scene and time of a start, with our figures alone."""
+    head = ("scene", "half", "start", "good", "hours", "changes an hour", "undone")
+    yield _line(head)
+    yield _line(["---", "---", *["---:"] * (len(head) - 2)])
+    for result in results:
+        ours = result.ours.outcome
+        yield _line(
+            (
+                *(result.name, half_of(result.name), f"{result.boot_seconds:g} s"),
+                *(_percent(ours.attainment, 2), f"{ours.replica_hours:.2f}"),
+                f"{changes_an_hour(result):.0f}",
+                f"{regretted_an_hour(result):.0f}",
+            )
+        )
 
 
 def settings(results: Sequence[Result]) -> Iterator[str]:
@@ -63,12 +97,14 @@ def _cells(result: Result, long: Result) -> Sequence[str]:
     ours = result.ours.outcome
     return (
         title(result.name),
+        half_of(result.name),
         _reachable(result),
         _percent(ours.attainment, 2),
         f"{ours.replica_hours:.2f}",
         *(_hours(result.rows[policy]) for policy in ("hpa", "keda-tuned", "static", "plan")),
         f"{result.ours_by_plan:.2f}",
         f"{changes_an_hour(result):.0f}",
+        f"{regretted_an_hour(result):.0f}",
         _share_and_hours(result.rows["keda"]),
         _share_and_hours(long.ours) + ("" if long.demands_goal else f" ({_reachable(long)})"),
         f"{long.ours_by_plan:.2f}",

@@ -79,6 +79,11 @@ def changes_an_hour(result: Result) -> float:
     return result.ours.outcome.changes * 3600 / result.fair.scene.trace.seconds
 
 
+def regretted_an_hour(result: Result) -> float:
+    """Changes in an hour of the trace that our rule undid within the time of a start."""
+    return result.ours.outcome.regretted * 3600 / result.fair.scene.trace.seconds
+
+
 def verdicts(results: Sequence[Result], singles: Sequence[SingleSetting]) -> Iterator[str]:
     """A line a target. Costs are judged where ours keeps the share."""
     usual = [result for result in results if result.boot_seconds == BOOT_SECONDS]

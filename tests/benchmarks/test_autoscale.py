@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -19,7 +22,8 @@ from sluice_simulator.traces.request import Trace, TraceRequest
 from benchmarks.autoscale import plans, report, targets
 from benchmarks.autoscale.command import main
 from benchmarks.autoscale.measure import Result
-from benchmarks.autoscale.scenes import SHIFT, scenes
+from benchmarks.autoscale.scenes import HALVES, SHIFT, half_of, scenes
+from benchmarks.autoscale.streams import STREAMS, stream_trace, weibull_shape
 from tests.simulator.autoscale.scenes import chats
 
 ROLES = (Role.MIXED,)
@@ -27,7 +31,7 @@ CSV = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,
 
 
 def outcome(attainment: float, hours: float, changes: int = 0) -> Outcome:
-    return Outcome(100, attainment, 1.0, hours, 0.1, 0.2, 0.1, 3, changes)
+    return Outcome(100, attainment, 1.0, hours, 0.1, 0.2, 0.1, 3, changes, regretted=changes // 5)
 
 
 def row(policy: str, *outcomes: tuple[str, Outcome], reached: bool = True) -> ComparisonRow:
@@ -93,17 +97,46 @@ def test_the_table_has_a_row_a_scene() -> None:
     assert cells["ours: good"] == "99.50 %"
     assert cells["keda"] == "(6.00: 90 %)"
     assert cells["ours ÷ plan"] == "1.10"
+    assert (cells["half"], cells["changes an hour"], cells["undone"]) == ("choosing", "10", "2")
+    assert next(report.ours_table(found[1:])).startswith("| scene |")
+    assert list(report.ours_table(found))[-1] == (
+        "| azure-conv | choosing | 90 s | 99.50 % | 4.40 | 10 | 2 |"
+    )
     assert report.title("ramp-decode-two-pools") == "ramp 256/4,096, in two pools"
 
 
 def test_scenes_are_those_of_the_folder_and_ramps(tmp_path: Path) -> None:
     (tmp_path / "own.csv").write_text(CSV)
     assert [name for name, _ in scenes(tmp_path, "own")] == ["own"]
-    every = [name for name, _ in scenes(tmp_path, "")]
-    assert every[0] == "own"
-    assert len(every) == 7
-    assert SHIFT not in every
+    ramps = [name for name, _ in scenes(tmp_path, "ramp")]
+    assert len(ramps) == 6
+    assert SHIFT not in ramps
     assert [name for name, _ in scenes(tmp_path, SHIFT)] == [SHIFT]
+
+
+def test_half_of_the_streams_choose_constants_and_the_others_judge_them(tmp_path: Path) -> None:
+    chosen = [name for name in STREAMS if half_of(name) == HALVES[0]]
+    assert len(chosen) == len(STREAMS) / 2
+    assert [name for name, _ in scenes(tmp_path, "gamma-0.5", "judging")] == ["gamma-0.5"]
+    assert not list(scenes(tmp_path, "gamma-0.5", "choosing"))
+
+
+@pytest.mark.parametrize("variation", [0.5, 1.0, 2.0, 6.0])
+def test_gaps_of_a_stream_vary_as_their_law_says(variation: float) -> None:
+    shape = weibull_shape(variation)
+    mean, square = math.gamma(1 + 1 / shape), math.gamma(1 + 2 / shape)
+    assert math.sqrt(square - mean * mean) / mean == pytest.approx(variation)
+
+
+def test_a_stream_has_its_rate_and_the_same_requests_each_time() -> None:
+    trace = stream_trace("gamma-0.5")
+    gaps = [after - before for before, after in pairwise(r.arrival_seconds for r in trace.requests)]
+    mean = statistics.fmean(gaps)
+    assert 1 / mean == pytest.approx(STREAMS["gamma-0.5"].rate, rel=0.02)
+    assert statistics.pstdev(gaps) / mean == pytest.approx(0.5, rel=0.03)
+    median = statistics.median(request.prompt_tokens for request in trace.requests)
+    assert median == pytest.approx(STREAMS["gamma-0.5"].prompt_tokens, rel=0.05)
+    assert stream_trace("gamma-0.5") == trace
 
 
 def test_stored_plans_can_be_replayed() -> None:
@@ -143,6 +176,8 @@ def test_one_command_prints_the_table_and_draws(
     minute = [f"2023-11-16 18:15:{second}.0,374,44" for second in range(10, 60)]
     (tmp_path / "own.csv").write_text("\n".join([CSV.splitlines()[0], *minute, ""]))
     words = ["--traces", str(tmp_path), "--only", "own", "--jobs", "1"]
+    main([*words, "--half", "judging", "--ours"])
+    assert "| own | judging | 30 s | 100.00 % |" in capsys.readouterr().out
     main([*words, "--plots", str(tmp_path), "--json", str(tmp_path / "figures")])
     text = capsys.readouterr().out
     assert "| own | 100.0 % |" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sluice_contract.cluster.labels import Role
@@ -56,6 +57,8 @@ class Outcome:
     itl_p99_seconds: float
     peak_replicas: int
     changes: int
+    regretted: int
+    """Changes that were undone within the time of a start."""
 
     @property
     def attainment(self) -> float:
@@ -82,7 +85,20 @@ def outcome(trail: Trail, constants: Constants) -> Outcome:
         itl_p99_seconds=percentiles(itl, (0.99,))[0],
         peak_replicas=trail.peak,
         changes=len(trail.changes),
+        regretted=_regretted(trail.changes, constants.boot_seconds),
     )
+
+
+def _regretted(changes: Sequence[Change], seconds: float) -> int:
+    """Changes of a pool that its next one undid within `seconds`, in part or wholly."""
+    last: dict[Role, Change] = {}
+    count = 0
+    for change in changes:
+        before = last.get(change.role)
+        if before is not None and change.seconds - before.seconds <= seconds:
+            count += (before.after > before.before) != (change.after > change.before)
+        last[change.role] = change
+    return count
 
 
 def kept_promise(work: Work, constants: Constants) -> bool:

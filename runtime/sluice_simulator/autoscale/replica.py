@@ -16,7 +16,7 @@ from typing import Final
 
 from sluice_autoscaler.sample import EngineSample
 from sluice_contract.cluster.labels import Role
-from sluice_contract.wire.load import MIN_PROMPT_SHARE, EngineFigures, HandoverQueues
+from sluice_contract.wire.load import MIN_PROMPT_SHARE, EngineFigures, HandoverQueues, SloCounts
 
 from sluice_simulator.autoscale.constants import Constants
 from sluice_simulator.autoscale.step_times import StepTimes
@@ -51,11 +51,13 @@ class Replica:
         prompts that wait for a decode engine."""
         self.reserved_tokens = 0
         self.received_tokens = self.generated_tokens = self.finished = 0
+        self._slo_requests = self._slo_in_time = 0
         self.pace = Pace()
         self._times = times
         self.kv_pool_tokens = constants.kv_pool_tokens
         self._max_running_requests = constants.max_running_requests
         self._chunk_tokens = constants.chunk_tokens
+        self._promise = constants.promise
         self._itl_seconds = constants.promise.itl_seconds
         self._context = 0
         self._step = 0
@@ -195,6 +197,7 @@ class Replica:
             work = heapq.heappop(self._ends)[2]
             self._forget(work)
             work.ended_seconds = now
+            self._count_answer(work)
             ended.append(work)
         computed, self._prompts, self._tokens, self._steps = self._prompts, [], 0, 0
         if self.role is Role.PREFILL:
@@ -207,8 +210,10 @@ class Replica:
         its last."""
         work.first_token_seconds = now
         self.generated_tokens += 1
+        self._slo_requests += self._is_late(work, now)
         if work.output_tokens <= 1:
             work.ended_seconds = now
+            self._count_answer(work)
             self.finished += 1
             self.reserved_tokens -= work.reserved_tokens
             return False
@@ -216,6 +221,27 @@ class Replica:
         self._context += work.prompt_tokens + 1
         heapq.heappush(self._ends, (self._step + work.output_tokens - 1, work.number, work))
         return True
+
+    def slo_counts(self, now: float) -> SloCounts | None:
+        """Counts of kept promises, as an engine with an slo reports them; requests that wait for a
+        prefill engine count once their prompt is here. None in a prefill engine."""
+        if self.role is Role.PREFILL:
+            return None
+        late = sum(
+            self._is_late(work, now) for works in (self.waiting, self._prompts) for work in works
+        )
+        return SloCounts(self._slo_requests + late, self._slo_in_time, late)
+
+    def _is_late(self, work: Work, now: float) -> bool:
+        return now - work.arrival_seconds > self._promise.ttft_seconds
+
+    def _count_answer(self, work: Work) -> None:
+        """Counts an answer that ended, unless its late first token was counted."""
+        if not self._is_late(work, work.first_token_seconds):
+            itl_seconds = work.ended_seconds - work.first_token_seconds
+            itl_seconds /= max(1, work.output_tokens - 1)
+            self._slo_requests += 1
+            self._slo_in_time += itl_seconds <= self._promise.itl_seconds
 
     def kv_used(self, now: float) -> float:
         """Share of the pool that requests hold."""
@@ -375,4 +401,5 @@ def report(replica: Replica, now: float, constants: Constants) -> EngineSample:
             generated_tokens_total=replica.generated_tokens,
             finished_requests_total=replica.finished,
         ),
+        slo=replica.slo_counts(now),
     )

@@ -27,6 +27,9 @@ an hour."""
 DIURNAL_SWING: Final = 0.8
 """Swing around the mean rate, as its share. The trace's length is a day, which begins at night."""
 
+STEPS: Final = (1.0, 2.0, 1.0, 3.0, 2.0, 0.5)
+"""Rates in equal parts of a trace's length, in a row."""
+
 Intensity = Callable[[float], float]
 """Function from a share of the trace's length to a rate."""
 
@@ -40,7 +43,11 @@ def _burst(share: float) -> float:
     return BURST - (BURST - 1) * min(1.0, outside / BURST_EDGE)
 
 
-FORMS: Final[Mapping[str, Intensity]] = {"diurnal": _diurnal, "burst": _burst}
+def _steps(share: float) -> float:
+    return STEPS[int(share * len(STEPS))]
+
+
+FORMS: Final[Mapping[str, Intensity]] = {"diurnal": _diurnal, "burst": _burst, "steps": _steps}
 
 
 def formed(trace: Trace, form: str) -> Trace:

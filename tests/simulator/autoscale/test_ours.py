@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 from sluice_autoscaler.history import Tick
+from sluice_autoscaler.sample import Sample
 from sluice_contract.cluster.labels import Role
 from sluice_simulator.autoscale.constants import AZURE
 from sluice_simulator.autoscale.fleet import AutoscaledFleet
+from sluice_simulator.autoscale.outcome import Change, Trail, kept_promise, outcome
 from sluice_simulator.autoscale.policies.ours import Ours, settings_of
+from sluice_simulator.autoscale.policies.policy import Targets
+from sluice_simulator.autoscale.work import Work
 
 from tests.simulator.autoscale.scenes import chats
 
@@ -26,3 +31,49 @@ def test_both_pools_and_what_drains_fit_into_the_budget_at_every_moment(budget: 
         assert all(pool.unschedulable == 0 for pool in pools)
         wanted = sum(pool.desired for pool in tick.decision.pools.values())
         assert wanted <= budget
+
+
+class Watching:
+    """Two engines, and what their reports counted."""
+
+    interval_seconds = 10.0
+    reads_reports = True
+
+    def __init__(self) -> None:
+        self.samples: list[Sample] = []
+
+    def targets(self, sample: Sample) -> Targets:
+        self.samples.append(sample)
+        return Targets({Role.MIXED: 2})
+
+
+def test_engines_count_each_request_once_and_late_ones_while_they_wait() -> None:
+    watching, constants = Watching(), replace(AZURE, hand_back_seconds=math.inf)
+    fleet = AutoscaledFleet(chats(200.0, 4.0), constants, watching, {Role.MIXED: 2})
+    works = fleet.run().works
+    waited = 0
+    for sample in watching.samples:
+        at = sample.time_seconds - constants.report_age_seconds
+        late = [work for work in works if min(at, work.first_token_seconds) > _deadline(work)]
+        ended = [work for work in works if work.ended_seconds <= at and work not in late]
+        counts = [engine.slo for engine in sample.engines or () if engine.slo]
+        assert sum(count.requests for count in counts) == len(late) + len(ended)
+        assert sum(count.in_time for count in counts) == sum(
+            kept_promise(work, constants) for work in ended
+        )
+        waiting = [work for work in late if work.first_token_seconds > at]
+        assert sum(count.late for count in counts) == len(waiting)
+        waited += len(waiting)
+    assert waited
+
+
+def _deadline(work: Work) -> float:
+    return work.arrival_seconds + AZURE.promise.ttft_seconds
+
+
+def test_a_change_is_regretted_where_the_next_one_undoes_it_within_a_start() -> None:
+    sizes = [(0.0, 2, 4), (20.0, 4, 3), (60.0, 3, 2), (80.0, 2, 1), (100.0, 1, 5), (131.0, 5, 4)]
+    changes = [Change(at, Role.MIXED, before, after, "", "") for at, before, after in sizes]
+    changes.insert(1, Change(5.0, Role.DECODE, 3, 2, "", ""))
+    trail = Trail([Work(0, 0.0, 1, 1, first_token_seconds=0.1, ended_seconds=0.1)], changes=changes)
+    assert outcome(trail, AZURE).regretted == 2
