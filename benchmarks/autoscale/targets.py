@@ -14,11 +14,11 @@ from sluice_simulator.autoscale.outcome import Outcome
 from benchmarks.autoscale.measure import BOOT_SECONDS, Result
 
 TUNED: Final = ("hpa", "keda-tuned")
-MAX_BY_PLAN: Final = 1.35
-MAX_BY_PLAN_BURST: Final = 1.5
+MAX_BY_PLAN: Final = 1.4
+MAX_BY_PLAN_BURST: Final = 1.55
 MAX_BY_PLAN_LONG_BOOT: Final = 1.6
 MAX_BY_STATIC: Final = 1.1
-MAX_BY_SINGLE: Final = 0.7
+MAX_BY_SINGLE: Final = 0.75
 MAX_CHANGES_AN_HOUR: Final = 20.0
 
 

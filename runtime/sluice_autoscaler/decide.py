@@ -10,9 +10,10 @@ from typing import Final
 from sluice_contract.cluster.labels import Role
 
 from sluice_autoscaler.budget import Claim, allotted
-from sluice_autoscaler.decision import Decision, Move, PoolDecision
+from sluice_autoscaler.decision import Answered, Decision, Margin, Move, PoolDecision
 from sluice_autoscaler.decision import engines as counted_engines
 from sluice_autoscaler.history import History, answered_since
+from sluice_autoscaler.margin import next_margin
 from sluice_autoscaler.measured import Measured
 from sluice_autoscaler.pool_plan import (
     PoolPlan,
@@ -27,6 +28,7 @@ from sluice_autoscaler.sample import EngineSample, PoolSample, Sample
 from sluice_autoscaler.scale_to_zero import is_asleep, is_busy, least_engines
 from sluice_autoscaler.settings import PoolLimits, ScalingSettings
 from sluice_autoscaler.trade import Needs, joint_needs, lasting_needs, traded
+from sluice_autoscaler.wants import promise_of
 
 Seen = Mapping[Role, tuple[Reports, Measured]]
 TWO_POOLS: Final = (Role.PREFILL, Role.DECODE)
@@ -57,15 +59,32 @@ def decide(settings: ScalingSettings, history: History, sample: Sample) -> Decis
     }
     if move is not None:
         pools |= _with_move(pools, plans, move)
+    answered = answered_since(history.last.sample if history.last else None, sample)
     changes = [pool for pool in pools.values() if pool.desired != pool.current]
     shown = changes or sorted(pools.values(), key=lambda pool: pool.reason == "Enough")
     return Decision(
         pools,
         shown[0].reason,
         "; ".join(pool.message for pool in shown),
-        answered_since(history.last.sample if history.last else None, sample),
+        answered,
+        _margin(settings, history, sample, seen, answered),
         move,
     )
+
+
+def _margin(
+    settings: ScalingSettings, history: History, sample: Sample, seen: Seen, answered: Answered
+) -> Margin:
+    """The margin for the next decision."""
+    former = history.last.decision.margin if history.last else Margin()
+    is_clear = (
+        sample.engines is not None
+        and not _outage(sample)
+        and all(map(_is_settled, sample.pools.values()))
+        and not any(reports.unknown or reports.sick for reports, _ in seen.values())
+    )
+    allowed_share = 1 - promise_of(settings).share
+    return next_margin(former, sample.time_seconds, answered, allowed_share, is_clear=is_clear)
 
 
 def _timed(history: History, sample: Sample) -> Sample:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -56,6 +57,25 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
+class Margin:
+    """Margin by which a service is sized, and the counts that it is learnt from; see `margin`."""
+
+    factor: float = 1.0
+    """Factor by which arriving work counts."""
+    minutes: int = 0
+    """Minutes with load since the last one with far too many late requests."""
+    requests: int = 0
+    late: int = 0
+    """Requests counted in these minutes, and those of them that broke the slo."""
+    minute_began_seconds: float = -math.inf
+    """Begin of the present minute, by the samples' clock."""
+    minute_requests: int = 0
+    minute_late: int = 0
+    minute_is_clear: bool = True
+    """Whether the minute's counts are those of the load and the pools' size."""
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """All scaled pools at one moment."""
 
@@ -64,6 +84,8 @@ class Decision:
     message: str
     answered: Answered = field(default=Answered(), compare=False)
     """Requests since the previous sample, counted by all engines of the service; for people."""
+    margin: Margin = field(default=Margin(), compare=False)
+    """Margin for the next decision."""
     move: Move | None = None
     """Engines that move between pools, included in `changes`; None: no engine moves."""
 

@@ -9,7 +9,7 @@ from typing import Final
 from sluice_contract.cluster.labels import Role
 from sluice_contract.wire.start import start_text
 
-from sluice_autoscaler.decision import engines
+from sluice_autoscaler.decision import Margin, engines
 from sluice_autoscaler.forecast import forecast, kv_growth, row_growth
 from sluice_autoscaler.history import History, Tick
 from sluice_autoscaler.itl import itl_model
@@ -113,7 +113,8 @@ def planned(
     reports, now = seen
     limits, pool = settings.pools[role], sample.pools[role]
     waiting = _waiting_for_decode(sample, reports)
-    view = _view(measured_of(history, role), now, pool, waiting)
+    margin = history.last.decision.margin if history.last else Margin()
+    view = _view(measured_of(history, role), now, pool, waiting, margin)
     want = _with_bounds(wants_of(view, settings)[0], reports, least, pool.replicas)
     limited = max(limits.minimum, min(limits.maximum, want.engines))
     boot = _start_seconds(now, pool)
@@ -147,7 +148,9 @@ def _drain_seconds(view: PoolView) -> float:
     return view.load.answer_seconds
 
 
-def _view(past: Sequence[Measured], now: Measured, pool: PoolSample, waiting: float) -> PoolView:
+def _view(
+    past: Sequence[Measured], now: Measured, pool: PoolSample, waiting: float, margin: Margin
+) -> PoolView:
     boot = _start_seconds(now, pool)
     load = forecast(past, now, boot)
     return PoolView(
@@ -160,6 +163,7 @@ def _view(past: Sequence[Measured], now: Measured, pool: PoolSample, waiting: fl
         row_growth=row_growth(past, now, min(boot, load.answer_seconds)),
         requests=now.queued_requests,
         waiting_for_decode=waiting,
+        margin=margin,
     )
 
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from sluice_contract.cluster.labels import Role
 
 from sluice_autoscaler.capacity import Promise, engines_for, engines_for_answers
+from sluice_autoscaler.decision import Margin
 from sluice_autoscaler.forecast import Forecast
+from sluice_autoscaler.margin import margin_message
 from sluice_autoscaler.measured import ItlModel, Measured
 from sluice_autoscaler.settings import ScalingSettings
 
@@ -54,6 +56,7 @@ class PoolView:
     """Requests queued in the pool: one engine for each is the most that can help."""
     waiting_for_decode: float = 0.0
     """Requests whose prompt is computed and that wait for the decode pool."""
+    margin: Margin = field(default=Margin())
 
 
 def wants_of(view: PoolView, settings: ScalingSettings) -> list[Want]:
@@ -96,14 +99,17 @@ def arriving_want(view: PoolView, settings: ScalingSettings) -> Want:
     if view.load.offered_engines <= 0 and itl is None:
         return Want(0, "ArrivingWork", "no work arrives")
     promise = promise_of(settings)
-    more = replace(view.load, offered_engines=view.load.offered_engines * (1 + TOLERANCE))
+    sized = view.load.offered_engines * view.margin.factor
+    load = replace(view.load, offered_engines=sized)
+    more = replace(view.load, offered_engines=sized * (1 + TOLERANCE))
     engines = _settled(
         view.current,
-        engines_for(view.load, promise, itl, running),
+        engines_for(load, promise, itl, running),
         lambda: engines_for(more, promise, itl, running * (1 + TOLERANCE)),
     )
     between = "" if itl is None else f", {_milliseconds(view.now.itl_seconds)} between tokens"
     text = f"arriving prompts keep {view.load.offered_engines:.2f} engines busy{between}"
+    text += margin_message(view.margin)
     return Want(engines, "ArrivingWork", text)
 
 

@@ -180,7 +180,7 @@ def test_one_command_prints_the_table_and_draws(
     assert "| own | judging | 30 s | 100.00 % |" in capsys.readouterr().out
     main([*words, "--plots", str(tmp_path), "--json", str(tmp_path / "figures")])
     text = capsys.readouterr().out
-    assert "| own | 100.0 % |" in text
+    assert "| own | judging | 100.0 % |" in text
     assert "- hpa, the cheapest single setting" in text
     assert len((tmp_path / "figures").read_text().splitlines()) == 8
     picture = (tmp_path / "own.svg").read_text()

@@ -7,6 +7,7 @@ from typing import Final
 from tests.mutation.mutation import Mutation
 
 DECIDE: Final = ("test_decide",)
+MARGIN: Final = ("test_margin",)
 COMPLAINTS: Final = ("test_complaints",)
 BUDGET: Final = ("test_trade", "test_properties")
 
@@ -105,6 +106,22 @@ AUTOSCALER_MUTATIONS: Final = (
         "if not _knows(history, role, now - down_seconds, now):",
         "if False:",
         DECIDE,
+        package="autoscaler",
+    ),
+    Mutation(
+        "autoscaler: the margin falls before enough is known",
+        "margin",
+        "if change < 0 and not (knows and margin.minute_is_clear):",
+        "if False:",
+        MARGIN,
+        package="autoscaler",
+    ),
+    Mutation(
+        "autoscaler: the margin is kept after a bad minute",
+        "margin",
+        "if margin.minute_late > BAD_TIMES * allowed_share * requests / minutes:",
+        "if False:",
+        MARGIN,
         package="autoscaler",
     ),
     Mutation(
