@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import struct
 import threading
@@ -21,13 +22,18 @@ class Proxy:
     """Port, on this machine."""
     delay_seconds: float = 0.0
     """Of each piece, in either direction."""
-    resets: bool = False
-    """Connections are reset when the next piece comes."""
+    passes_bytes: float = math.inf
+    """Connections are reset once more than so many bytes went through."""
     passed_bytes: int = 0
     port: int = 0
     stalled: threading.Event = field(default_factory=threading.Event)
     """Nothing goes through while it is set, not even an end; what came meanwhile is lost."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def resets(self) -> bool:
+        """Whether the next piece resets its connection."""
+        return self.passed_bytes > self.passes_bytes
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection("127.0.0.1", self.target)
