@@ -18,6 +18,7 @@ from sluice_operator.conditions.reasons import CANARY_ABORTED, CANARY_STEP
 from sluice_operator.service.revisions.revision import CanaryState
 from sluice_operator.service.rollout.in_place import HALTED
 from sluice_operator.service.rollout.surge import (
+    ROLLING_OUT,
     WAITS_FOR_POOL,
     PoolState,
     Revisions,
@@ -48,10 +49,19 @@ class Canary:
         return kept and self.state.verdict != "promoted" and bool(_changed(pools, stable))
 
     @property
-    def percent(self) -> int:
-        """Percent of requests for the desired revisions."""
-        steps = self.spec.steps
-        return 0 if self.state.verdict else steps[min(self.state.step, len(steps) - 1)]
+    def _steps(self) -> list[int]:
+        """The steps up to the present one; none once the canary has ended."""
+        return [] if self.state.verdict else self.spec.steps[: self.state.step + 1]
+
+    def _percent(self, changed: list[PoolState]) -> int:
+        """Percent of requests for the desired revisions: of the largest step whose engines are
+        ready in every pool."""
+        ready = (
+            step
+            for step in self._steps
+            if all(pool.desired.ready >= _engines(step, pool) for pool in changed)
+        )
+        return max(ready, default=0)
 
     def plan(self, pools: tuple[PoolState, ...], stable: Revisions) -> Rollout:
         """The plan for all pools while `is_open`; `stable`: the set that was complete last."""
@@ -60,36 +70,43 @@ class Canary:
             pool.role: {pool.desired.name: pool.replicas} for pool in pools
         }
         for pool in changed:
-            engines = -(-self.percent * pool.replicas // 100)
+            engines = _engines(max(self._steps, default=0), pool)
             shares[pool.role] = {pool.desired.name: engines, stable[pool.role]: pool.replicas}
+        percent = self._percent(changed)
         canary = {
-            pool.role: CanaryShare(
-                pool.desired.name if pool in changed else ALL_REVISIONS, self.percent
-            )
+            pool.role: CanaryShare(pool.desired.name if pool in changed else ALL_REVISIONS, percent)
             for pool in pools
         }
         counts = _counts(changed, shares, stable)
         keep_serving(pools, shares)
-        plan = Rollout(shares, stable, CANARY_STEP, f"{self._step}: {counts}.", canary)
+        is_reached = percent == max(self._steps, default=0)
+        reason = CANARY_STEP if is_reached else ROLLING_OUT
+        plan = Rollout(shares, stable, reason, f"{self._step(percent)}: {counts}.", canary)
         if self.state.verdict == "aborted":
-            return replace(plan, reason=CANARY_ABORTED, message=f"The canary was aborted: {AGAIN}.")
+            text = f"The canary was aborted: {AGAIN}."
+            return replace(plan, reason=CANARY_ABORTED, message=text, is_ended=True)
         if self.state.verdict == "worse":
             late = "Engines of the canary were not ready in time"
-            return replace(plan, reason=HALTED, message=f"{late}: {AGAIN}.")
+            return replace(plan, reason=HALTED, message=f"{late}: {AGAIN}.", is_ended=True)
         if self.spec.on_worse == "Halt" and any(pool.desired.is_late for pool in changed):
             return replace(plan, verdict="worse")
         if not desired_pair(pools):
             return replace(plan, reason=WAITS_FOR_POOL, message=f"{plan.message} {NO_PAIR}.")
         return plan
 
-    @property
-    def _step(self) -> str:
-        steps, step = self.spec.steps, min(self.state.step, len(self.spec.steps) - 1)
-        after = f"{steps[step + 1]} %" if step + 1 < len(steps) else "all"
-        return (
-            f"Step {step + 1} of {len(steps)}, {self.percent} % of requests go to the new revision "
-            f"(`sluice rollout promote`: {after}, `abort`: none)"
-        )
+    def _step(self, percent: int) -> str:
+        """The step, the share, and what comes next, for people."""
+        steps, number = self.spec.steps, max(1, len(self._steps))
+        after = f"{steps[number]} %" if number < len(steps) else "all"
+        step = f"Step {number} of {len(steps)}, {percent} % of requests go to the new revision"
+        if percent != steps[number - 1]:
+            return f"{step} until its engines for {steps[number - 1]} % are ready"
+        return f"{step} (`sluice rollout promote`: {after}, `abort`: none)"
+
+
+def _engines(percent: int, pool: PoolState) -> int:
+    """Engines that a share of requests takes, in a pool of engines at least one."""
+    return -(-percent * pool.replicas // 100)
 
 
 def _changed(pools: tuple[PoolState, ...], stable: Revisions) -> list[PoolState]:

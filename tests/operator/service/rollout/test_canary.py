@@ -32,6 +32,11 @@ def canary(step: int = 0, verdict: Verdict | None = None, **spec: Any) -> Canary
     return Canary(CanarySpec(**{"steps": [25, 50]} | spec), CanaryState(step, verdict))
 
 
+def ready(count: int, name: str = "b") -> RolloutRevision:
+    """A revision of which so many engines are ready."""
+    return RolloutRevision(name, count, count, count)
+
+
 def plan(found: Canary, replicas: int, desired: RolloutRevision | None = None) -> Rollout:
     """The plan of a pool with a complete revision `a`."""
     new = desired or RolloutRevision("b", is_tried=False)
@@ -47,10 +52,34 @@ def plan(found: Canary, replicas: int, desired: RolloutRevision | None = None) -
 def test_a_canary_has_its_share_of_engines_beside_all_former_ones(
     replicas: int, percent: int, engines: int
 ) -> None:
-    found = plan(canary(steps=[percent]), replicas)
+    found = plan(canary(steps=[percent]), replicas, ready(engines))
     assert found.shares == {MIXED: {"b": engines, "a": replicas}}
     assert found.canary == {MIXED: CanaryShare("b", percent)}
     assert (found.reason, found.stable) == ("CanaryStep", STABLE)
+
+
+@pytest.mark.parametrize(
+    ("engines", "percent"), [(0, 0), (1, 5), (4, 5), (5, 25), (9, 25), (10, 50)]
+)
+def test_the_share_is_that_of_the_largest_step_whose_engines_are_ready(
+    engines: int, percent: int
+) -> None:
+    found = plan(canary(step=2, steps=[5, 25, 50, 75]), 20, ready(engines))
+    assert found.shares == {MIXED: {"b": 10, "a": 20}}
+    assert found.canary == {MIXED: CanaryShare("b", percent)}
+    assert found.reason == ("CanaryStep" if percent == 50 else "RollingOut")
+    text = f"Step 3 of 4, {percent} % of requests go to the new revision"
+    until = " until its engines for 50 % are ready: "
+    assert found.message.startswith(text + (" (`" if percent == 50 else until))
+
+
+def test_of_two_pools_the_share_waits_for_the_engines_of_both() -> None:
+    roles = {PREFILL: ready(2, "p2"), DECODE: ready(1, "d2")}
+    pools = tuple(
+        PoolState(role, 8, new, (full(new.name[0] + "1", 8),)) for role, new in roles.items()
+    )
+    found = canary(steps=[10, 25], step=1).plan(pools, {PREFILL: "p1", DECODE: "d1"})
+    assert found.canary == {PREFILL: CanaryShare("p2", 10), DECODE: CanaryShare("d2", 10)}
 
 
 def test_a_complete_canary_of_a_single_engine_ends_nothing() -> None:
@@ -63,8 +92,9 @@ def test_the_message_says_the_step_the_engines_and_what_comes_next() -> None:
         "Step 1 of 2, 25 % of requests go to the new revision (`sluice rollout promote`: 50 %, "
         "`abort`: none): pool mixed: 1 of 1 engines of revision b ready, 4 of 4 of a."
     )
-    assert "`sluice rollout promote`: all" in plan(canary(step=1), 4).message
-    assert "Step 1 of 1, 10 %" in plan(canary(step=4, steps=[10]), 4).message, "fewer steps now"
+    assert "`sluice rollout promote`: all" in plan(canary(step=1), 4, full("b", 2)).message
+    fewer = plan(canary(step=4, steps=[10]), 4, full("b", 1))
+    assert "Step 1 of 1, 10 %" in fewer.message, "fewer steps now"
 
 
 def test_the_stable_engines_follow_the_need_and_the_canary_its_share() -> None:
@@ -107,7 +137,9 @@ def two_pools(replicas: int = 4) -> tuple[PoolState, ...]:
 
 def test_a_pool_that_is_not_changed_serves_both_revisions() -> None:
     stable = {PREFILL: "p1", DECODE: "d1"}
-    found = canary().plan(two_pools(), stable)
+    prefill, decode = two_pools()
+    prefill = replace(prefill, desired=ready(1, "p2"))
+    found = canary().plan((prefill, decode), stable)
     assert found.shares == {PREFILL: {"p2": 1, "p1": 4}, DECODE: {"d1": 4}}
     assert found.canary == {PREFILL: CanaryShare("p2", 25), DECODE: CanaryShare("all", 25)}
 
@@ -127,8 +159,8 @@ def test_a_canary_waits_for_the_budget_and_ends_nothing(gpus: int, engines: int)
     budget = Budget(gpus, {MIXED: 1}, {MIXED: PodCounts({"a": 4}, 0)})
     found = plan_within(pools, STABLE, canary().plan, budget)
     assert found.shares == {MIXED: {"b": engines, "a": 4}}
-    assert found.reason == ("CanaryStep" if engines else "WaitsForBudget")
-    assert found.canary == {MIXED: CanaryShare("b", 25)}
+    assert found.reason == ("RollingOut" if engines else "WaitsForBudget")
+    assert found.canary == {MIXED: CanaryShare("b", 0)}
 
 
 @pytest.mark.parametrize(("gpus", "engines"), [(5, 0), (6, 1)])
@@ -146,7 +178,7 @@ def test_of_two_pools_neither_begins_without_room_for_both(gpus: int, engines: i
         PREFILL: {"p2": engines, "p1": 2},
         DECODE: {"d2": engines, "d1": 2},
     }
-    assert found.reason == ("CanaryStep" if engines else "WaitsForBudget")
+    assert found.reason == ("RollingOut" if engines else "WaitsForBudget")
 
 
 revisions = st.builds(
