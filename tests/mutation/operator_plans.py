@@ -336,6 +336,22 @@ OPERATOR_MUTATIONS: Final = (
         package="operator/service/rollout",
     ),
     Mutation(
+        "canary: the share grows before its engines are ready",
+        "canary",
+        "pool.desired.ready >= _engines(step, pool)",
+        "_engines(step, pool) >= 0",
+        ("test_canary",),
+        package="operator/service/rollout",
+    ),
+    Mutation(
+        "canary: an undo leaves the label before engines leave",
+        "canary",
+        "if is_over and not any(map(_has_engines, others)):",
+        "if is_over:",
+        ("test_canary",),
+        package="operator/service/rollout",
+    ),
+    Mutation(
         "canary: engines end before the verdict is recorded",
         "canary",
         'return replace(plan, verdict="worse")',

@@ -186,7 +186,9 @@ def _with_children(
             *created(there, optional),
             *scaled(there, pools, planned.spec),
             *rolling_out(there, pools),
-            *canary_moved(there, needed, rollout.rollout.message),
+            *canary_moved(
+                there, needed, rollout.rollout.message, is_ended=rollout.rollout.is_ended
+            ),
             *leaves_restricted(there, pools),
             *replaced(there, pools, former.pools),
             *removed(there, prune),

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from sluice_contract.cluster.labels import ALL_REVISIONS, CanaryShare, Role
+from sluice_contract.cluster.labels import CanaryShare, Role
 
 from sluice_operator.api.scaling import CanarySpec
 from sluice_operator.conditions.reasons import CANARY_ABORTED, CANARY_STEP
@@ -23,6 +23,7 @@ from sluice_operator.service.rollout.surge import (
     PoolState,
     Revisions,
     Rollout,
+    RolloutRevision,
     Shares,
     desired_pair,
     keep_serving,
@@ -45,13 +46,47 @@ class Canary:
     def is_open(self, pools: tuple[PoolState, ...], stable: Revisions) -> bool:
         """Whether the desired revisions have not got all requests yet. Always false where nothing
         was complete before, or what was is gone."""
-        kept = all(stable.get(pool.role) in {each.name for each in pool.all} for pool in pools)
-        return kept and self.state.verdict != "promoted" and bool(_changed(pools, stable))
+        return (
+            _are_kept(pools, stable)
+            and self.state.verdict != "promoted"
+            and bool(_changed(pools, stable))
+        )
+
+    def with_shares(
+        self, plan: Rollout, pools: tuple[PoolState, ...], stable: Revisions
+    ) -> Rollout:
+        """Another plan, with what routers must know: no other engine gets the requests of the
+        stable ones while it leaves, and promoted ones get no more than their last step's share
+        until they are complete. Where the stable engines make way one by one, requests follow the
+        engines."""
+        changed = _changed(pools, stable)
+        if not _are_kept(pools, stable) or any(
+            plan.shares[pool.role].get(stable[pool.role], 0) < pool.replicas for pool in changed
+        ):
+            return plan
+        return replace(plan, canary=self._shares(pools, stable))
+
+    def _shares(self, pools: tuple[PoolState, ...], stable: Revisions) -> dict[Role, CanaryShare]:
+        """Share of the desired revisions, by pool; empty once only stable engines are there."""
+        changed = _changed(pools, stable)
+        is_over = not changed or self._ended
+        others = (each for pool in pools for each in pool.all if each.name != stable[pool.role])
+        if is_over and not any(map(_has_engines, others)):
+            return {}
+        percent = self._percent(changed) if changed else 0
+        return {
+            pool.role: CanaryShare(pool.desired.name, stable[pool.role], percent) for pool in pools
+        }
+
+    @property
+    def _ended(self) -> bool:
+        """Whether the desired revisions get no request any more."""
+        return self.state.verdict in ("aborted", "worse")
 
     @property
     def _steps(self) -> list[int]:
         """The steps up to the present one; none once the canary has ended."""
-        return [] if self.state.verdict else self.spec.steps[: self.state.step + 1]
+        return [] if self._ended else self.spec.steps[: self.state.step + 1]
 
     def _percent(self, changed: list[PoolState]) -> int:
         """Percent of requests for the desired revisions: of the largest step whose engines are
@@ -72,11 +107,7 @@ class Canary:
         for pool in changed:
             engines = _engines(max(self._steps, default=0), pool)
             shares[pool.role] = {pool.desired.name: engines, stable[pool.role]: pool.replicas}
-        percent = self._percent(changed)
-        canary = {
-            pool.role: CanaryShare(pool.desired.name if pool in changed else ALL_REVISIONS, percent)
-            for pool in pools
-        }
+        percent, canary = self._percent(changed), self._shares(pools, stable)
         counts = _counts(changed, shares, stable)
         keep_serving(pools, shares)
         is_reached = percent == max(self._steps, default=0)
@@ -112,6 +143,16 @@ def _engines(percent: int, pool: PoolState) -> int:
 def _changed(pools: tuple[PoolState, ...], stable: Revisions) -> list[PoolState]:
     """The pools in which the desired revision is not the stable one."""
     return [pool for pool in pools if pool.desired.name != stable.get(pool.role)]
+
+
+def _are_kept(pools: tuple[PoolState, ...], stable: Revisions) -> bool:
+    """Whether the stable revisions are there, each with a Deployment."""
+    return all(stable.get(pool.role) in {each.name for each in pool.all} for pool in pools)
+
+
+def _has_engines(revision: RolloutRevision) -> bool:
+    """Whether a revision has pods, or gets some."""
+    return revision.is_tried and (revision.replicas > 0 or not revision.settled)
 
 
 def _counts(changed: list[PoolState], shares: Mapping[Role, Shares], stable: Revisions) -> str:

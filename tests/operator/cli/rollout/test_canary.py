@@ -108,11 +108,11 @@ async def rolled(**spec: Any) -> Person:
 @pytest.mark.parametrize("restarts", [False, True])
 async def test_a_person_promotes_a_canary_step_by_step(restarts: bool) -> None:
     person = await rolled()
-    assert (person.counts, person.label) == ((1, 4), f"{person.new}.25")
+    assert (person.counts, person.label) == ((1, 4), f"{person.new}.{person.former}.25")
     assert person.progressing() == ("True", "CanaryStep")
     assert condition(person.cluster.status, "Ready")["status"] == "True"
     await person.decides(promoted, restarts)
-    assert (person.counts, person.label) == ((2, 4), f"{person.new}.50")
+    assert (person.counts, person.label) == ((2, 4), f"{person.new}.{person.former}.50")
     spec = person.cluster.api.objects[INFERENCE_SERVICE, "chat"]["spec"]
     assert spec["rollout"] == STEPS, "the spec is its user's"
     new = person.new
@@ -133,7 +133,7 @@ async def test_two_pools_are_one_canary() -> None:
     objects = cluster.api.objects
     labels = [objects[SERVICE, pool]["metadata"]["labels"][CANARY] for pool in pools]
     shares = [objects[ENGINE_POOL, pool]["spec"]["revisions"] for pool in pools]
-    assert labels == [f"{each[0]['name']}.25" for each in shares]
+    assert labels == [f"{new['name']}.{former['name']}.25" for new, former in shares]
     assert [[share["replicas"] for share in each] for each in shares] == [[1, 2], [1, 4]]
     await person.decides(promoted_to_all)
     assert [cluster.engines(pool) for pool in pools] == [2, 4]
@@ -153,7 +153,7 @@ async def test_an_aborted_canary_is_not_tried_again_until_it_is_promoted(restart
     person = await rolled()
     await person.decides(promoted)
     await person.decides(aborted, restarts)
-    assert (person.counts, person.label) == ((0, 4), f"{person.new}.0")
+    assert (person.counts, person.label) == ((0, 4), None)
     assert person.progressing() == ("False", "CanaryAborted")
     assert condition(person.cluster.status, "Reconciling")["status"] == "False"
     assert condition(person.cluster.status, "Ready")["status"] == "True"
@@ -166,7 +166,7 @@ async def test_an_aborted_canary_is_not_tried_again_until_it_is_promoted(restart
     with pytest.raises(NoCanaryError, match="ended already"):
         await person.decides(aborted)
     await person.decides(promoted, restarts)
-    assert (person.counts, person.label) == ((2, 5), f"{person.new}.25")
+    assert (person.counts, person.label) == ((2, 5), f"{person.new}.{person.former}.25")
 
 
 async def test_another_spec_after_an_aborted_one_is_a_canary_again() -> None:
@@ -182,6 +182,31 @@ async def test_another_spec_after_an_aborted_one_is_a_canary_again() -> None:
     assert (person.engines, person.label) == ({person.former: 4}, None)
 
 
+async def test_an_undo_leaves_the_former_engines_all_requests_at_once() -> None:
+    person = await rolled()
+    person.cluster.is_down = lambda name: person.former in name
+    await person.cluster.reconciled()
+    labels = list[str | None]()
+    runs = person.cluster.deployment_runs
+
+    def deployment_runs(name: str) -> list[str]:
+        labels.append(person.label)
+        return runs(name)
+
+    person.cluster.deployment_runs = deployment_runs  # type: ignore[method-assign]
+    new = person.new
+    await person.cluster.edited(engine={})
+    assert new in person.engines, "the engine that serves stays, as the former ones do not"
+    assert person.label == f"{person.former}.{person.former}.0"
+    events = person.cluster.api.events
+    (ended,) = (event["note"] for event in events if event["reason"] == "CanaryEnded")
+    assert ended.startswith(f"The canary of revision {new} is over: it gets no request. ")
+    person.cluster.is_down = lambda name: False
+    await person.cluster.reconciled()
+    assert (person.engines, person.label) == ({person.former: 4}, None)
+    assert labels[0] == f"{person.former}.{person.former}.0", "before an engine leaves"
+
+
 async def test_a_canary_whose_engines_are_late_is_halted_and_stays_so() -> None:
     person = Person(await running(replicas=4, rollout=STEPS))
     person.cluster.is_down = lambda name: "-mixed-" in name and person.former not in name
@@ -189,7 +214,7 @@ async def test_a_canary_whose_engines_are_late_is_halted_and_stays_so() -> None:
     assert person.counts == (1, 4)
     person.cluster.is_late = person.cluster.is_down
     await person.cluster.reconciled()
-    assert (person.counts, person.label) == ((0, 4), f"{person.new}.0")
+    assert (person.counts, person.label) == ((0, 4), None)
     assert person.progressing() == ("False", "RolloutHalted")
     person.cluster.operator_starts()
     await person.cluster.reconciled()

@@ -15,7 +15,8 @@ from sluice_operator.api.scaling import CanarySpec
 from sluice_operator.service.revisions.revision import CanaryState, Verdict
 from sluice_operator.service.rollout.canary import Canary
 from sluice_operator.service.rollout.gpu_budget import Budget, PodCounts, plan_within
-from sluice_operator.service.rollout.surge import PoolState, Rollout, RolloutRevision
+from sluice_operator.service.rollout.in_place import plan_in_place
+from sluice_operator.service.rollout.surge import PoolState, Rollout, RolloutRevision, plan_rollout
 
 from tests.examples import examples
 
@@ -54,7 +55,7 @@ def test_a_canary_has_its_share_of_engines_beside_all_former_ones(
 ) -> None:
     found = plan(canary(steps=[percent]), replicas, ready(engines))
     assert found.shares == {MIXED: {"b": engines, "a": replicas}}
-    assert found.canary == {MIXED: CanaryShare("b", percent)}
+    assert found.canary == {MIXED: CanaryShare("b", "a", percent)}
     assert (found.reason, found.stable) == ("CanaryStep", STABLE)
 
 
@@ -66,7 +67,7 @@ def test_the_share_is_that_of_the_largest_step_whose_engines_are_ready(
 ) -> None:
     found = plan(canary(step=2, steps=[5, 25, 50, 75]), 20, ready(engines))
     assert found.shares == {MIXED: {"b": 10, "a": 20}}
-    assert found.canary == {MIXED: CanaryShare("b", percent)}
+    assert found.canary == {MIXED: CanaryShare("b", "a", percent)}
     assert found.reason == ("CanaryStep" if percent == 50 else "RollingOut")
     text = f"Step 3 of 4, {percent} % of requests go to the new revision"
     until = " until its engines for 50 % are ready: "
@@ -79,7 +80,10 @@ def test_of_two_pools_the_share_waits_for_the_engines_of_both() -> None:
         PoolState(role, 8, new, (full(new.name[0] + "1", 8),)) for role, new in roles.items()
     )
     found = canary(steps=[10, 25], step=1).plan(pools, {PREFILL: "p1", DECODE: "d1"})
-    assert found.canary == {PREFILL: CanaryShare("p2", 10), DECODE: CanaryShare("d2", 10)}
+    assert found.canary == {
+        PREFILL: CanaryShare("p2", "p1", 10),
+        DECODE: CanaryShare("d2", "d1", 10),
+    }
 
 
 def test_a_complete_canary_of_a_single_engine_ends_nothing() -> None:
@@ -108,7 +112,7 @@ def test_the_stable_engines_follow_the_need_and_the_canary_its_share() -> None:
 def test_the_engines_of_a_canary_that_has_ended_go(verdict: Verdict) -> None:
     found = plan(canary(verdict=verdict), 4, full("b", 1))
     assert found.shares == {MIXED: {"b": 0, "a": 4}}
-    assert found.canary == {MIXED: CanaryShare("b", 0)}
+    assert found.canary == {MIXED: CanaryShare("b", "a", 0)}
     assert found.reason == {"aborted": "CanaryAborted", "worse": "RolloutHalted"}[verdict]
 
 
@@ -129,6 +133,58 @@ def test_there_is_no_canary_without_a_complete_revision_or_once_promoted() -> No
     assert not promoted.is_open((PoolState(MIXED, 2, new, (former,)),), STABLE)
 
 
+def labels_beside(found: Canary, *pools: PoolState) -> list[str]:
+    """The pools' labels beside another plan than the canary's own."""
+    assert not found.is_open(pools, STABLE)
+    planned = found.with_shares(plan_rollout(pools, STABLE), pools, STABLE)
+    return [share.label for share in planned.canary.values()]
+
+
+@pytest.mark.parametrize("fewer", [0, 1])
+def test_after_an_undo_the_former_engines_have_all_requests_until_the_others_are_gone(
+    fewer: int,
+) -> None:
+    stable = replace(full("a", 4), ready=4 - fewer, settled=not fewer)
+    assert labels_beside(canary(), PoolState(MIXED, 4, stable, (full("b", 1),))) == ["a.a.0"]
+    leaving = replace(full("b", 0), ready=1, settled=False)
+    assert labels_beside(canary(), PoolState(MIXED, 4, stable, (leaving,))) == ["a.a.0"]
+    assert labels_beside(canary(), PoolState(MIXED, 4, stable, (full("b", 0),))) == []
+    assert labels_beside(canary(), PoolState(MIXED, 4, stable)) == []
+
+
+def test_a_third_revision_has_its_share_beside_the_stable_one_alone() -> None:
+    pools = (PoolState(MIXED, 4, RolloutRevision("c"), (full("a", 4), full("b", 1))),)
+    assert canary().plan(pools, STABLE).canary == {MIXED: CanaryShare("c", "a", 0)}
+
+
+def test_a_promoted_canary_keeps_its_last_share_until_it_is_complete() -> None:
+    promoted = canary(step=1, verdict="promoted")
+    former = full("a", 4)
+    for engines, label in ((0, "b.a.0"), (1, "b.a.25"), (3, "b.a.50"), (4, "b.a.50")):
+        pool = PoolState(MIXED, 4, ready(engines), (former,))
+        assert labels_beside(promoted, pool) == [label], engines
+    pools = (PoolState(MIXED, 4, full("b", 4), (former,)),)
+    complete = {MIXED: "b"}
+    planned = promoted.with_shares(plan_rollout(pools, complete), pools, complete)
+    assert planned.canary == {MIXED: CanaryShare("b", "b", 0)}, "until the former engines are gone"
+
+
+def test_requests_follow_the_engines_where_the_former_ones_make_way_one_by_one() -> None:
+    pools = (PoolState(MIXED, 4, ready(2), (full("a", 3),)),)
+    promoted = canary(step=1, verdict="promoted")
+    assert promoted.with_shares(plan_in_place(pools, STABLE), pools, STABLE).canary == {}
+
+
+@pytest.mark.parametrize("verdict", ["aborted", "worse"])
+def test_a_canary_that_has_ended_has_no_label_once_its_engines_are_gone(verdict: Verdict) -> None:
+    over = canary(verdict=verdict)
+    leaving = RolloutRevision("b", 0, settled=False)
+    assert plan(over, 4, leaving).canary == {MIXED: CanaryShare("b", "a", 0)}
+    assert plan(over, 4, full("b", 0)).canary == {}
+    assert plan(over, 4).canary == {}
+    assert plan(over, 4).is_ended
+
+
 def two_pools(replicas: int = 4) -> tuple[PoolState, ...]:
     """Of prefill another revision is desired, of decode the same."""
     prefill = PoolState(PREFILL, replicas, RolloutRevision("p2"), (full("p1", replicas),))
@@ -141,7 +197,8 @@ def test_a_pool_that_is_not_changed_serves_both_revisions() -> None:
     prefill = replace(prefill, desired=ready(1, "p2"))
     found = canary().plan((prefill, decode), stable)
     assert found.shares == {PREFILL: {"p2": 1, "p1": 4}, DECODE: {"d1": 4}}
-    assert found.canary == {PREFILL: CanaryShare("p2", 25), DECODE: CanaryShare("all", 25)}
+    labels = {role: share.label for role, share in found.canary.items()}
+    assert labels == {PREFILL: "p2.p1.25", DECODE: "d1.d1.25"}
 
 
 def test_pools_that_cannot_work_together_are_named() -> None:
@@ -160,7 +217,7 @@ def test_a_canary_waits_for_the_budget_and_ends_nothing(gpus: int, engines: int)
     found = plan_within(pools, STABLE, canary().plan, budget)
     assert found.shares == {MIXED: {"b": engines, "a": 4}}
     assert found.reason == ("RollingOut" if engines else "WaitsForBudget")
-    assert found.canary == {MIXED: CanaryShare("b", 0)}
+    assert found.canary == {MIXED: CanaryShare("b", "a", 0)}
 
 
 @pytest.mark.parametrize(("gpus", "engines"), [(5, 0), (6, 1)])
