@@ -220,6 +220,44 @@ def test_a_canary_waits_for_the_budget_and_ends_nothing(gpus: int, engines: int)
     assert found.canary == {MIXED: CanaryShare("b", "a", 0)}
 
 
+def within(gpus: int, replicas: int, new: int, former: int) -> Rollout:
+    """The plan where so many engines of both revisions are there."""
+    a = replace(full("a", former), is_tried=former > 0)
+    pools = (PoolState(MIXED, replicas, full("b", new), (a,)),)
+    budget = Budget(gpus, {MIXED: 1}, {MIXED: PodCounts({"a": former, "b": new}, 0)})
+    return plan_within(pools, STABLE, canary(steps=[25, 50]).plan, budget)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "replicas", "new", "former", "shares"),
+    [
+        (6, 5, 1, 4, {"b": 1, "a": 5}),
+        (5, 5, 1, 4, {"b": 1, "a": 4}),
+        (7, 5, 1, 4, {"b": 2, "a": 5}),
+        (1, 1, 0, 0, {"b": 0, "a": 1}),
+        (2, 1, 0, 0, {"b": 1, "a": 1}),
+    ],
+)
+def test_stable_engines_get_gpus_first(
+    gpus: int, replicas: int, new: int, former: int, shares: dict[str, int]
+) -> None:
+    found = within(gpus, replicas, new, former)
+    assert found.shares == {MIXED: shares}
+    assert (found.reason == "WaitsForBudget") is (
+        sum(shares.values()) < replicas + -(-replicas // 4)
+    )
+
+
+def test_no_canary_engine_comes_while_a_stable_one_of_the_other_pool_waits() -> None:
+    prefill = PoolState(PREFILL, 8, full("p2", 1), (full("p1", 8),))
+    decode = PoolState(DECODE, 3, full("d2", 1), (full("d1", 1),))
+    counted = {PREFILL: PodCounts({"p1": 8, "p2": 1}, 0), DECODE: PodCounts({"d1": 1, "d2": 1}, 0)}
+    budget = Budget(14, {PREFILL: 1, DECODE: 2}, counted)
+    stable = {PREFILL: "p1", DECODE: "d1"}
+    found = plan_within((prefill, decode), stable, canary().plan, budget)
+    assert found.shares == {PREFILL: {"p2": 1, "p1": 8}, DECODE: {"d2": 1, "d1": 1}}
+
+
 @pytest.mark.parametrize(("gpus", "engines"), [(5, 0), (6, 1)])
 def test_of_two_pools_neither_begins_without_room_for_both(gpus: int, engines: int) -> None:
     roles = {PREFILL: "p", DECODE: "d"}
