@@ -116,7 +116,7 @@ class SliceFollower:
                 logger.info("engine %s at %s: %s", endpoint.name, endpoint.url, endpoint.phase)
         for gone in _gone(before, endpoints):
             logger.info("engine %s at %s: gone", gone.name, gone.url)
-        canary = canary_of(self._slices.values(), service, self._discovery.roles)
+        canary = shares_of(self._slices.values(), service, self._discovery.roles)
         if canary != self._fleet.canary:
             shares = ", ".join(f"pool {role}: {share.label}" for role, share in canary.items())
             logger.info("canary: %s", shares or "none")
@@ -137,7 +137,7 @@ def endpoints_of(slices: Iterable[Manifest], service: str, port_name: str) -> tu
     return tuple(sorted(by_name.values(), key=lambda e: e.name))
 
 
-def canary_of(
+def shares_of(
     slices: Iterable[Manifest], service: str, roles: Iterable[Role]
 ) -> dict[Role, CanaryShare]:
     """The share of a new revision by pool, without pools that state none; empty where none does. Of

@@ -24,7 +24,7 @@ from sluice_router import hand_back, pick
 from sluice_router.attempts import Call
 from sluice_router.byte_budget import Body, ByteBudget
 from sluice_router.canary import Shares, by_side, goes_to_new, in_order, key_of
-from sluice_router.discovery import canary_of
+from sluice_router.discovery import shares_of
 from sluice_router.engines import Endpoint, EngineState, Fleet, Phase, ReceivedReport
 from sluice_router.hand_back import HandBackCall, HandBacks, Look, Unanswered, UnansweredRequests
 from sluice_router.targets import Target, chooser
@@ -230,15 +230,15 @@ def labelled(piece: Slice, label: str) -> Slice:
 def test_slices_state_the_share_of_their_pool() -> None:
     one = labelled(endpoint_slice("s1", role="prefill"), "p2.p1.25")
     roles = (PREFILL, DECODE)
-    assert canary_of([one], "chat", roles) == {PREFILL: ("p2", "p1", 0)}
+    assert shares_of([one], "chat", roles) == {PREFILL: ("p2", "p1", 0)}
     other = labelled(endpoint_slice("s5", role="decode"), "d1.d1.25")
     both = {PREFILL: ("p2", "p1", 25), DECODE: ("d1", "d1", 25)}
-    assert canary_of([one, other], "chat", roles) == both
+    assert shares_of([one, other], "chat", roles) == both
     behind = labelled(endpoint_slice("s2", role="prefill"), "p2.p1.5")
     without = endpoint_slice("s3", role="prefill")
-    assert canary_of([one, behind], "chat", [PREFILL]) == {PREFILL: ("p2", "p1", 5)}
-    assert canary_of([one, without], "chat", [PREFILL]) == {PREFILL: ("p2", "p1", 0)}
-    assert canary_of([without, endpoint_slice("s4")], "chat", roles) == {}
+    assert shares_of([one, behind], "chat", [PREFILL]) == {PREFILL: ("p2", "p1", 5)}
+    assert shares_of([one, without], "chat", [PREFILL]) == {PREFILL: ("p2", "p1", 0)}
+    assert shares_of([without, endpoint_slice("s4")], "chat", roles) == {}
 
 
 @dataclass

@@ -17,10 +17,10 @@ from sluice_operator.api.validate import with_stored_spec
 from sluice_operator.cli.rollout.canary import (
     Decide,
     NoCanaryError,
-    aborted,
-    decided,
-    promoted,
-    promoted_to_all,
+    all_requests,
+    decision,
+    next_step,
+    no_requests,
 )
 from sluice_operator.cli.rollout.progress import as_text, bars, progress_of
 from sluice_operator.cli.rollout.session import MissingServiceError, Session, session
@@ -122,18 +122,18 @@ async def _restart(opened: Session, options: argparse.Namespace) -> int:
 
 
 async def _promote(opened: Session, options: argparse.Namespace) -> int:
-    return await _decide(opened, promoted_to_all if options.full else promoted)
+    return await _decide(opened, all_requests if options.full else next_step)
 
 
 async def _abort(opened: Session, options: argparse.Namespace) -> int:
-    return await _decide(opened, aborted)
+    return await _decide(opened, no_requests)
 
 
 async def _decide(opened: Session, decide: Decide) -> int:
-    service, items = await opened.service(), await opened.revisions()
-    revision, text = decided(service, items, decide)
-    live = next(item for item in items if item["metadata"]["name"] == revision.name)
-    await opened.write_state(live, revision.state.to_json(revision.number))
+    items, service = await opened.revisions(), await opened.service()
+    revision, annotation, text = decision(service, items, decide)
+    live = next(item for item in items if item["metadata"]["name"] == revision)
+    await opened.decide(live, annotation)
     print(f"{opened.name}: {text}")
     _warn_of_pause(service)
     return 0
@@ -196,7 +196,7 @@ def _parser() -> argparse.ArgumentParser:
             text = "a number of history; default: the one before the present spec"
             sub.add_argument("--to-revision", type=int, help=text)
         if command is _promote:
-            text = "all requests at once, whatever steps are left"
+            text = "all requests, whatever steps are left or not reached"
             sub.add_argument("--full", action="store_true", help=text)
         if command in (_undo, _restart):
             text = "show what would be edited, and edit nothing"
