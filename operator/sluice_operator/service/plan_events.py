@@ -38,6 +38,7 @@ NAMES_IN_EVENT: Final = 8
 
 ROLLING_OUT: Final = "RollingOut"
 CANARY_ENDED: Final = "CanaryEnded"
+ENDED_CANARY_SERVES: Final = "EndedCanaryServes"
 SCALE_TARGET_GOES: Final = "ScaleTargetGoes"
 LEAVES_RESTRICTED: Final = "LeavesRestricted"
 RDMA_RIGHTS: Final = (
@@ -100,6 +101,21 @@ def canary_moved(
             text = ended + message
             return (Event("Normal", reason, text, written=(identity(item),)),)
     return ()
+
+
+def ended_canary_serves(children: Children, planned: Mapping[str, Manifest]) -> tuple[Event, ...]:
+    """The event that pools get engines of a canary that was aborted or found worse. `planned`: by
+    the pool's name."""
+    pools = [
+        identity(pool)
+        for pool in of_kind(children, ENGINE_POOL)
+        if (desired := planned.get(pool["metadata"]["name"])) and not is_current(desired, pool)
+    ]
+    text = (
+        "The canary of the present spec has ended, but its engines serve: those of the former "
+        "revision are gone. Apply the former spec."
+    )
+    return (Event("Warning", ENDED_CANARY_SERVES, text, written=tuple(pools)),) if pools else ()
 
 
 def _canary_end(before: CanaryShare | None, after: CanaryShare | None) -> str:

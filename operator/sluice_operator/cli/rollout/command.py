@@ -41,8 +41,8 @@ from sluice_operator.kube.kinds import Manifest
 FAILED: Final = 1
 UNUSABLE: Final = 2
 STATUSES: Final = (
-    "Exit status: 0; 1 where the roll-out has stopped, the time is over, or there is no such "
-    "service or revision; 2 where there is no cluster, or it refuses."
+    "Exit status: 0, also at a canary's step; 1 where the roll-out has stopped, the time is over, "
+    "or there is no such service or revision; 2 where there is no cluster, or it refuses."
 )
 
 
@@ -78,8 +78,8 @@ async def _status(opened: Session, options: argparse.Namespace) -> int:
 
 
 async def _followed(opened: Session) -> Manifest:
-    """The service once its roll-out is done or has stopped; prints each change until then, in a
-    terminal with bars."""
+    """The service once its roll-out is done, at a step or has stopped; prints each change until
+    then, in a terminal with bars."""
     printed: list[str] = []
     async with aclosing(opened.states()) as states:
         async for service in states:
@@ -132,8 +132,8 @@ async def _abort(opened: Session, options: argparse.Namespace) -> int:
 async def _decide(opened: Session, decide: Decide) -> int:
     items, service = await opened.revisions(), await opened.service()
     revision, annotation, text = decision(service, items, decide)
-    live = next(item for item in items if item["metadata"]["name"] == revision)
-    await opened.decide(live, annotation)
+    item = next(item for item in items if item["metadata"]["name"] == revision)
+    await opened.decide(item, annotation)
     print(f"{opened.name}: {text}")
     _warn_of_pause(service)
     return 0
@@ -175,7 +175,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="sluice rollout", description=text, epilog=STATUSES)
     commands = parser.add_subparsers(required=True, dest="name_of_command")
     for name, command, text in (
-        ("status", _status, "waits until the present spec is carried out, and says what is not"),
+        ("status", _status, "waits until the spec is carried out, or at a canary's step"),
         ("history", _history, "the specs that it has been complete with, which undo goes back to"),
         ("undo", _undo, "edits the spec: back to the last one that was complete"),
         ("restart", _restart, "replaces engines and routers by new ones, one after the other"),
@@ -187,7 +187,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("name", help="of the InferenceService")
         sub.add_argument("-n", "--namespace", help="default: that of the kubeconfig's context")
         if command is _status:
-            text = "wait until it is complete or has stopped (default: yes)"
+            text = "wait until it is complete, at a step or stopped (default: yes)"
             watch = argparse.BooleanOptionalAction
             sub.add_argument("-w", "--watch", action=watch, default=True, help=text)
             text = "how long to wait, such as 15m; 0: without an end (default)"

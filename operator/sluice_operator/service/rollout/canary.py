@@ -66,11 +66,21 @@ class Canary:
             return plan
         return replace(plan, canary=self._shares(pools, stable))
 
+    def serves_though_ended(self, pools: tuple[PoolState, ...], stable: Revisions) -> bool:
+        """Whether the desired revisions serve although they were aborted or found worse, as those
+        before have gone."""
+        return self._ended and bool(_changed(pools, stable)) and not _are_kept(pools, stable)
+
     def _shares(self, pools: tuple[PoolState, ...], stable: Revisions) -> dict[Role, CanaryShare]:
         """Share of the desired revisions, by pool; empty once only stable engines are there."""
         changed = _changed(pools, stable)
         is_over = not changed or self._ended
-        others = (each for pool in pools for each in pool.all if each.name != stable[pool.role])
+        others = (
+            revision
+            for pool in pools
+            for revision in pool.all
+            if revision.name != stable[pool.role]
+        )
         if is_over and not any(map(_has_engines, others)):
             return {}
         percent = self._percent(changed) if changed else 0
@@ -147,7 +157,11 @@ def _changed(pools: tuple[PoolState, ...], stable: Revisions) -> list[PoolState]
 
 def _are_kept(pools: tuple[PoolState, ...], stable: Revisions) -> bool:
     """Whether the stable revisions are there, each with a Deployment."""
-    return all(stable.get(pool.role) in {each.name for each in pool.all} for pool in pools)
+    return all(_stable_of(pool, stable) for pool in pools)
+
+
+def _stable_of(pool: PoolState, stable: Revisions) -> RolloutRevision | None:
+    return next((revision for revision in pool.all if revision.name == stable.get(pool.role)), None)
 
 
 def _has_engines(revision: RolloutRevision) -> bool:
@@ -159,7 +173,8 @@ def _counts(changed: list[PoolState], shares: Mapping[Role, Shares], stable: Rev
     """How many engines of both revisions are ready, for people."""
     texts = []
     for pool in changed:
-        former = next(each for each in pool.others if each.name == stable[pool.role])
+        former = _stable_of(pool, stable)
+        assert former is not None
         engines = shares[pool.role][pool.desired.name]
         texts.append(
             f"pool {pool.role}: {pool.desired.ready} of {engines} engines of revision "

@@ -53,6 +53,8 @@ class PlannedRollout:
 
     rollout: Rollout
     """Roll-out of all pools."""
+    serves_ended_canary: bool
+    """Whether engines of a canary that has ended serve, as the former ones are gone."""
     pools: tuple[PlannedPool, ...]
     router: PlannedRouter
     former: Former
@@ -92,6 +94,7 @@ def roll_out(
     surges = pod_surges(states, rollout, surge_budget, replaced)
     return PlannedRollout(
         rollout=rollout,
+        serves_ended_canary=bool(canary and canary.serves_though_ended(states, stable)),
         pools=tuple(_pool(top, pool, rollout, surges.get(pool.spec.role)) for pool in pools),
         router=router,
         former=plan_former(observed, states, former, router, stable.keys()),

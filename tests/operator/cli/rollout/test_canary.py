@@ -75,8 +75,8 @@ class Person(Decisions):
     @property
     def label(self) -> str | None:
         labels = self.cluster.api.objects[SERVICE, "chat-mixed"]["metadata"]["labels"]
-        found: str | None = labels.get(CANARY)
-        return found
+        label: str | None = labels.get(CANARY)
+        return label
 
     @property
     def new(self) -> str:
@@ -88,8 +88,8 @@ class Person(Decisions):
         return self.engines[self.new], self.engines[self.former]
 
     def progressing(self) -> tuple[str, str]:
-        found = condition(self.cluster.status, "Progressing")
-        return found["status"], found["reason"]
+        progressing = condition(self.cluster.status, "Progressing")
+        return progressing["status"], progressing["reason"]
 
 
 async def rolled(**spec: Any) -> Person:
@@ -243,7 +243,8 @@ async def test_the_command_shows_the_step_and_the_engines_of_both_revisions() ->
     person = await rolled()
     objects = person.cluster.api.objects
     text = as_text(objects[INFERENCE_SERVICE, "chat"], [objects[ENGINE_POOL, "chat-mixed"]])
-    assert "Waiting: CanaryStep: Step 1 of 2, 25 % of requests" in text
+    assert "Canary: CanaryStep: Step 1 of 2, 25 % of requests" in text
+    assert text.count("Step 1 of 2") == 1
     assert [line.split() for line in text.splitlines()[2:4]] == [
         ["mixed", person.new, "wanted", "1", "1"],
         ["mixed", person.former, "former", "4", "4"],
@@ -303,3 +304,19 @@ async def test_a_spec_of_another_release_is_no_traceback() -> None:
         await person.decides(next_step)
     await person.decides(no_requests)
     assert json.loads(item["metadata"]["annotations"][STATE])["number"] == 2
+
+
+async def test_an_aborted_canary_whose_former_engines_are_gone_serves_and_a_warning_says_so() -> (
+    None
+):
+    person = await rolled()
+    new = person.new
+    await person.decides(no_requests)
+    events = person.cluster.api.events
+    assert "EndedCanaryServes" not in [event["reason"] for event in events]
+    (former,) = (name for name in person.cluster.names(DEPLOYMENT) if person.former in name)
+    person.cluster.api.delete(DEPLOYMENT, former)
+    await person.cluster.reconciled()
+    assert person.engines == {new: 4}
+    types = [event["type"] for event in events if event["reason"] == "EndedCanaryServes"]
+    assert types == ["Warning"]
