@@ -184,6 +184,12 @@ async def test_a_canary_is_promoted_and_another_one_aborted(
     await cluster.until(INFERENCE_SERVICE, namespace, progressing("CanaryStep"))
     assert await sluice("abort") == 0
     await cluster.until(INFERENCE_SERVICE, namespace, progressing("CanaryAborted"))
+    await labelled(cluster, namespace, "0")
+    await cluster.until(
+        DEPLOYMENT,
+        namespace,
+        lambda found: any(item["spec"]["replicas"] == 0 for item in found.values()),
+    )
     await play_controllers(cluster, namespace)
     await labelled(cluster, namespace, None)
     await comes_to_rest(cluster, namespace)
