@@ -155,7 +155,7 @@ def shares_of(
     }
     if all(labels and all(labels) for labels in stated.values()):
         return shares
-    return {role: share._replace(percent=0) for role, share in shares.items()}
+    return {role: CanaryShare(new, former, 0) for role, (new, former, _) in shares.items()}
 
 
 def _endpoints_in(slice_: Manifest, service: str, port_name: str) -> Iterator[Endpoint]:

@@ -352,6 +352,14 @@ OPERATOR_MUTATIONS: Final = (
         package="operator/service/rollout",
     ),
     Mutation(
+        "canary: its engines take the last GPUs before stable ones",
+        "gpu_budget",
+        "for is_canary in (False, True):",
+        "for is_canary in (True, False):",
+        ("test_canary",),
+        package="operator/service/rollout",
+    ),
+    Mutation(
         "canary: engines end before the verdict is recorded",
         "canary",
         'return replace(plan, verdict="worse")',

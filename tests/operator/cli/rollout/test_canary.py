@@ -190,8 +190,8 @@ async def test_an_undo_leaves_the_former_engines_all_requests_at_once() -> None:
     person.cluster.deployment_runs = deployment_runs  # type: ignore[method-assign]
     new = person.new
     await person.cluster.edited(engine={})
-    assert new in person.engines, "the engine that serves stays, as the former ones do not"
-    assert person.label == f"{person.former}.{person.former}.0"
+    serving = person.engines[new], person.label
+    assert serving == (1, f"{person.former}.{person.former}.0"), "it stays, as no other one serves"
     events = person.cluster.api.events
     (ended,) = (event["note"] for event in events if event["reason"] == "CanaryEnded")
     assert ended.startswith(f"The canary of revision {new} is over: it gets no request. ")
