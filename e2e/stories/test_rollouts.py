@@ -146,7 +146,7 @@ def test_a_canary_is_promoted_and_another_one_aborted(
 ) -> None:
     """Never fewer usable engines than the two that the service has."""
     watched, canary = Watched(kubectl, rolled), {"canary": {"steps": [25]}}
-    for chunk, decision, left in ((64, "promote", {}), (32, "abort", {"0"})):
+    for chunk, decision, reason in ((64, "promote", "AllReady"), (32, "abort", "CanaryAborted")):
         before = engines(kubectl, rolled)
         with watched.all_the_time():
             engine = LOOKED_UP | {"chunkSize": chunk}
@@ -156,10 +156,11 @@ def test_a_canary_is_promoted_and_another_one_aborted(
             assert poll(lambda: shares(kubectl) == {"25"}, RECORDED_SECONDS), "slices have no label"
             tally.wait_for_more(10 * CLIENTS)
             assert sluice(decision)[0] == 0
-            status, printed = sluice("status", "--timeout", f"{ROLLED_SECONDS}s")
+            rolled.wait_for_reason("Updated", reason)
+            status, printed = sluice("status", "--no-watch")
             assert status == (decision == "abort"), printed
             assert poll(partial(watched.has, {Role.MIXED: 2}), ROLLED_SECONDS), decision
-            assert shares(kubectl) == set(left)
+            assert poll(lambda: not shares(kubectl), RECORDED_SECONDS), decision
             tally.wait_for_more(CLIENTS)
         after = engines(kubectl, rolled)
         assert after == before if decision == "abort" else not after & before

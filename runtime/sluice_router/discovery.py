@@ -15,14 +15,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import aiohttp
 import msgspec
 from pydantic import ValidationError
 from sluice_contract.cluster.labels import (
-    ALL_REVISIONS,
     CANARY,
     CanaryShare,
     Role,
@@ -117,7 +116,7 @@ class SliceFollower:
                 logger.info("engine %s at %s: %s", endpoint.name, endpoint.url, endpoint.phase)
         for gone in _gone(before, endpoints):
             logger.info("engine %s at %s: gone", gone.name, gone.url)
-        canary = canary_of(self._slices.values(), service, self._discovery.roles)
+        canary = shares_of(self._slices.values(), service, self._discovery.roles)
         if canary != self._fleet.canary:
             shares = ", ".join(f"pool {role}: {share.label}" for role, share in canary.items())
             logger.info("canary: %s", shares or "none")
@@ -138,28 +137,25 @@ def endpoints_of(slices: Iterable[Manifest], service: str, port_name: str) -> tu
     return tuple(sorted(by_name.values(), key=lambda e: e.name))
 
 
-def canary_of(
+def shares_of(
     slices: Iterable[Manifest], service: str, roles: Iterable[Role]
 ) -> dict[Role, CanaryShare]:
-    """The share of a new revision by pool; empty where no slice states one. Of the slices of a pool
-    the smallest share counts; a pool that states none has a share of 0 percent."""
+    """The share of a new revision by pool, without pools that state none; empty where none does. Of
+    the slices of a pool the smallest share counts. While a change is on its way to some slices or
+    pools, all shares are 0 percent."""
     stated: dict[Role, list[CanaryShare | None]] = {role: [] for role in roles}
     for slice_ in slices:
         role = _role_of(slice_, service)
         if role in stated:
             stated[role].append(canary_share(slice_["metadata"]["labels"].get(CANARY, "")))
-    if not any(any(shares) for shares in stated.values()):
-        return {}
-    return {role: _smallest(shares) for role, shares in stated.items()}
-
-
-def _smallest(stated: Collection[CanaryShare | None]) -> CanaryShare:
-    """The smallest share that slices of one pool state, while a change is on its way to them."""
-    shares = [share for share in stated if share is not None]
-    if not shares:
-        return CanaryShare(ALL_REVISIONS, 0)
-    smallest = min(shares, key=lambda share: (share.percent, share.revision))
-    return smallest if len(shares) == len(stated) else CanaryShare(smallest.revision, 0)
+    shares = {
+        role: min(filter(None, labels), key=lambda share: (share.percent, share))
+        for role, labels in stated.items()
+        if any(labels)
+    }
+    if all(labels and all(labels) for labels in stated.values()):
+        return shares
+    return {role: CanaryShare(new, former, 0) for role, (new, former, _) in shares.items()}
 
 
 def _endpoints_in(slice_: Manifest, service: str, port_name: str) -> Iterator[Endpoint]:
@@ -254,6 +250,8 @@ class LoadPoller:
     def _missing(self, engine: EngineState, error: Exception) -> None:
         if isinstance(error, aiohttp.ClientResponseError | ValidationError):
             self._fleet.reached(engine.key)
+        else:
+            self._fleet.timed_out(engine.key)
         polls = self._missed.get(engine.key, 0) + (engine.endpoint.phase is Phase.READY)
         self._missed[engine.key] = polls
         level = logging.WARNING if polls == WARNED_POLLS else logging.DEBUG

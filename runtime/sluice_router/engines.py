@@ -91,8 +91,9 @@ class EngineState:
     failed_until_seconds: float = 0.0
     unreachable: bool = False
     """Whether the last attempt to ask for a load report got no connection."""
-    unreadable: bool = False
-    """Whether it answers when it is asked for its load, but has never given a readable report."""
+    was_asked: bool = False
+    """Whether it was asked for its load, and has reported it or answered something else or not in
+    time."""
     picked_seconds: float = 0.0
     """When it was last picked; of equal engines the one picked longer ago is next."""
     refused_private_seconds: float | None = None
@@ -277,7 +278,7 @@ class Fleet:
         self.discovered = False
         """Whether the list of engines was ever read."""
         self.canary: Mapping[Role, CanaryShare] = {}
-        """Share of a new revision, by pool, all of them; empty without a canary."""
+        """Share of a new revision, by pool, of pools that state one; empty without a canary."""
 
     def engines(self) -> tuple[EngineState, ...]:
         """All engines, in order of discovery."""
@@ -300,7 +301,7 @@ class Fleet:
         """Set a load report; `own_inflight`: our requests there when the router asked for it."""
         now = self._clock()
         received = ReceivedReport(report, now, own_inflight)
-        if self._update(key, received=received, unreachable=False):
+        if self._update(key, received=received, unreachable=False, was_asked=True):
             refused = self._states[key].refused_private_seconds
             if refused is not None and now - refused >= PUBLIC_SECONDS:
                 self._update(key, refused_private_seconds=None)
@@ -312,9 +313,12 @@ class Fleet:
 
     def reached(self, key: str) -> None:
         """The engine answered, though without a report: it may get requests again."""
-        state = self._states.get(key)
-        if state is not None:
-            self._update(key, unreachable=False, unreadable=state.received is None)
+        if self._update(key, unreachable=False, was_asked=True):
+            self._wake()
+
+    def timed_out(self, key: str) -> None:
+        """The engine did not report its load in time, or broke off."""
+        if self._update(key, was_asked=True):
             self._wake()
 
     def failed(self, key: str) -> None:

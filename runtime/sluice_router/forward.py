@@ -345,15 +345,17 @@ class Dispatcher:
         self, call: Call, history: RequestHistory, engines: tuple[EngineState, ...]
     ) -> Sequence[Sequence[EngineState]]:
         """Engines that may be asked, in groups of which the first with a usable engine is used: all
-        in one, or during a canary one of each revision."""
+        in one, or during a canary one of each side."""
         shares = self._fleet.canary
         if not shares or not engines:
             return (engines,)
         if history.failure is not None and not history.is_handed_back:
-            return canary.in_order(shares, engines, None)
-        if history.key is None:
-            history.key = canary.key_of(call)
-        return canary.in_order(shares, engines, history.key)
+            return canary.in_order(shares, engines, new_first=False)
+        if history.canary_key is None and canary.percent_of(shares):
+            history.canary_key = canary.key_of(call)
+        key = history.canary_key
+        is_new = key is not None and canary.goes_to_new(shares, key)
+        return canary.in_order(shares, engines, new_first=is_new)
 
 
 def _has_begun(call: Call) -> bool:
@@ -382,7 +384,7 @@ class RequestHistory:
     """Errors of engines with a full queue."""
     caused: int = 0
     """Failures that the request may have caused."""
-    key: bytes | None = None
+    canary_key: bytes | None = None
     """The call's key in a canary, once it is computed."""
 
     def add(self, target: Target, failure: AttemptFailedError) -> None:

@@ -25,7 +25,7 @@ from sluice_contract.wire.load import LoadReport
 from sluice_contract.wire.private_calls import HAND_BACK_PATH, MAX_HAND_BACK
 
 from sluice_router.attempts import EngineCalls
-from sluice_router.canary import by_revision
+from sluice_router.canary import by_side
 from sluice_router.engines import Clock, EngineState, Fleet, condition
 from sluice_router.targets import Target
 
@@ -278,7 +278,7 @@ class HandBacks:
         look = Look(now, self.stale_seconds, self.interval_seconds, self.draw)
         shares = self.fleet.canary
         # A request does not move to an engine of the other revision.
-        for group in by_revision(shares, engines) if shares else (engines,):
+        for group in by_side(shares, engines)[:2] if shares else (engines,):
             not_asked |= self._running.keys()
             for call in plan_hand_backs(group, self.requests, look, not_asked):
                 self._not_before[call.queue.key] = now

@@ -38,7 +38,7 @@ MAX_MESSAGES: Final = 16
 MAX_PARSED_BYTES: Final = 256 * 1024
 """Longest body that is parsed, which takes 4 µs a KiB. Of a longer one the bytes after `messages`,
 `prompt` or `input` are hashed as they are."""
-_PROMPT_FIELDS: Final = re.compile(rb'"(?:messages|prompt|input)"\s*:')
+_PROMPT_FIELDS: Final = re.compile(rb'"(messages|prompt|input)"\s*:')
 Reason = Literal[
     "LessLoaded",
     "SamePrefix",
@@ -315,10 +315,39 @@ def _beginning(body: _Body) -> Iterator[bytes]:
     if text:
         yield text[:TEXT_BYTES]
         return
+    for message in first_messages(turns)[0]:
+        yield message[:MESSAGE_BYTES]
+
+
+def first_messages(turns: bytes) -> tuple[list[bytes], bool]:
+    """The messages of a conversation up to the first one of its user, at most `MAX_MESSAGES`, and
+    whether the user's is among them.
+
+    Raises:
+        msgspec.DecodeError: they are none; RecursionError and UnicodeDecodeError likewise.
+    """
+    pieces = list[bytes]()
     for message in _messages.decode(turns)[:MAX_MESSAGES]:
-        yield bytes(message)[:MESSAGE_BYTES]
+        pieces.append(bytes(message))
         if _message.decode(message).role == "user":
-            return
+            return pieces, True
+    return pieces, False
+
+
+def opening_of(body: bytes) -> list[bytes]:
+    """What tells a chat from others: its messages up to the first one of its user; of a body longer
+    than `MAX_PARSED_BYTES` so many bytes after `messages` or `input`. Empty for a body without."""
+    if len(body) > MAX_PARSED_BYTES:
+        begin = _PROMPT_FIELDS.search(body, 0, MESSAGE_BYTES)
+        if begin is None or begin[1] == b"prompt":
+            return []
+        return [body[begin.end() : begin.end() + MAX_PARSED_BYTES]]
+    try:
+        fields = _body.decode(body)
+        messages, has_user = first_messages(bytes(fields.messages or fields.input))
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return []  # no chat, or the engine answers what is wrong with it
+    return messages if has_user else []
 
 
 def _affinity(reason: AffinityReason, pieces: Iterable[bytes]) -> Affinity:

@@ -10,21 +10,21 @@ from dataclasses import dataclass, replace
 
 import aiohttp
 import pytest
-from hypothesis import given
+import sluice_router.canary
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from sluice_contract.cluster.labels import (
-    ALL_REVISIONS,
     CANARY,
     CanaryShare,
     Role,
     canary_share,
 )
 from sluice_contract.http_heads import ROUTING_KEY_HEADER
-from sluice_router import hand_back
+from sluice_router import hand_back, pick
 from sluice_router.attempts import Call
 from sluice_router.byte_budget import Body, ByteBudget
-from sluice_router.canary import by_revision, goes_to_new, in_order, key_of
-from sluice_router.discovery import canary_of
+from sluice_router.canary import Shares, by_side, goes_to_new, in_order, key_of
+from sluice_router.discovery import shares_of
 from sluice_router.engines import Endpoint, EngineState, Fleet, Phase, ReceivedReport
 from sluice_router.hand_back import HandBackCall, HandBacks, Look, Unanswered, UnansweredRequests
 from sluice_router.targets import Target, chooser
@@ -36,7 +36,7 @@ from tests.router.fake_kube import FakeKube, Slice, endpoint_slice, running_kube
 from tests.router.test_service import service, slice_of
 
 MIXED, PREFILL, DECODE = Role.MIXED, Role.PREFILL, Role.DECODE
-SHARES = {MIXED: CanaryShare("new", 25)}
+SHARES = {MIXED: CanaryShare("new", "former", 25)}
 KEYS = [str(number).encode() for number in range(4000)]
 CHAT = "/v1/chat/completions"
 
@@ -48,7 +48,7 @@ def engine(name: str, revision: str | None = "former", role: Role = MIXED) -> En
         return state
     port = 9000 if role is PREFILL else None
     report = fakes.load_report(role=role, revision=revision, bootstrap_port=port)
-    return replace(state, received=ReceivedReport(report, 0.0, own_inflight=0))
+    return replace(state, received=ReceivedReport(report, 0.0, own_inflight=0), was_asked=True)
 
 
 def names(engines: Sequence[EngineState]) -> list[str]:
@@ -56,15 +56,15 @@ def names(engines: Sequence[EngineState]) -> list[str]:
 
 
 def test_a_label_states_a_revision_and_its_percent() -> None:
-    assert CanaryShare("1f0e", 25).label == "1f0e.25"
-    assert canary_share("1f0e.25") == CanaryShare("1f0e", 25)
-    for label in ("", "1f0e", "1f0e.100", "1f0e.-1", "1f0e.2.5", ".5", "1f0e.05"):
+    assert CanaryShare("1f0e", "ab", 25).label == "1f0e.ab.25"
+    assert canary_share("1f0e.ab.25") == CanaryShare("1f0e", "ab", 25)
+    for label in ("", "1f0e", "1f0e.25", "1f0e.ab.100", "1f0e.ab.-1", "1f0e.ab.2.5", "1f0e.ab.05"):
         assert canary_share(label) is None, label
 
 
 @pytest.mark.parametrize("revision", ["new", "1f0e2d3c4b"])
 def test_a_quarter_of_the_keys_is_a_quarter(revision: str) -> None:
-    shares = {MIXED: CanaryShare(revision, 25)}
+    shares = {MIXED: CanaryShare(revision, "former", 25)}
     count = sum(goes_to_new(shares, key) for key in KEYS)
     assert abs(count / len(KEYS) - 0.25) < 0.02
 
@@ -72,74 +72,93 @@ def test_a_quarter_of_the_keys_is_a_quarter(revision: str) -> None:
 @given(key=st.binary(), percents=st.tuples(st.integers(0, 99), st.integers(0, 99)))
 @examples(100)
 def test_a_share_that_grows_keeps_its_keys(key: bytes, percents: tuple[int, int]) -> None:
-    less, more = ({MIXED: CanaryShare("new", percent)} for percent in sorted(percents))
+    less, more = ({MIXED: CanaryShare("new", "former", percent)} for percent in sorted(percents))
     assert goes_to_new(more, key) or not goes_to_new(less, key)
-    assert not goes_to_new({MIXED: CanaryShare("new", 0)}, key)
+    assert not goes_to_new({MIXED: CanaryShare("new", "former", 0)}, key)
 
 
 def test_another_revision_begins_with_other_keys() -> None:
     first, second = (
-        {key for key in KEYS if goes_to_new({MIXED: CanaryShare(name, 25)}, key)}
+        {key for key in KEYS if goes_to_new({MIXED: CanaryShare(name, "former", 25)}, key)}
         for name in ("first", "second")
     )
     assert abs(len(first & second) / len(KEYS) - 0.0625) < 0.02
 
 
 def test_of_two_pools_the_smaller_share_counts() -> None:
-    both = {PREFILL: CanaryShare("p2", 50), DECODE: CanaryShare("d2", 5)}
+    both = {PREFILL: CanaryShare("p2", "p1", 50), DECODE: CanaryShare("d2", "d1", 5)}
     share = sum(goes_to_new(both, key) for key in KEYS) / len(KEYS)
     assert abs(share - 0.05) < 0.02
 
 
+def groups(shares: Shares, engines: Sequence[EngineState], *, new: bool = False) -> list[list[str]]:
+    return [names(group) for group in in_order(shares, engines, new_first=new)]
+
+
 def test_an_engine_before_its_first_report_serves_neither_side() -> None:
-    new, former = by_revision(SHARES, [engine("a"), engine("b", "new"), engine("c", None)])
-    assert (names(new), names(former)) == (["b"], ["a"])
-    assert in_order(SHARES, [engine("c", None)], b"key") == []
+    engines = [engine("a"), engine("b", "new"), engine("c", None)]
+    assert groups(SHARES, engines) == [["a"], ["b"]]
+    assert groups(SHARES, engines, new=True) == [["b"], ["a"]]
+    assert groups(SHARES, [engine("c", None)]) == []
 
 
-def test_an_engine_without_a_readable_report_is_the_last_to_be_asked() -> None:
+def test_an_engine_of_a_third_revision_is_the_last_to_be_asked() -> None:
+    engines = [engine("older", "older"), engine("a"), engine("b", "new")]
+    assert groups(SHARES, engines) == [["a"], ["b"], ["older"]]
+    stable = {MIXED: CanaryShare("former", "former", 0)}
+    assert groups(stable, engines) == [["a"], ["a"], ["older", "b"]]
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_an_engine_without_a_readable_report_is_the_last_to_be_asked(answers: bool) -> None:
     fleet = Fleet(lambda: 0.0)
     fleet.replace_endpoints([engine(name).endpoint for name in "ab"], SHARES)
     first, second = fleet.engines()
-    assert in_order(SHARES, fleet.engines(), b"key") == []
-    fleet.reached(first.key)
-    assert list(map(names, in_order(SHARES, fleet.engines(), b"key"))) == [["a"]]
+    assert groups(SHARES, fleet.engines()) == []
+    (fleet.reached if answers else fleet.timed_out)(first.key)
+    assert groups(SHARES, fleet.engines()) == [["a"]]
     fleet.report(second.key, fakes.load_report(revision="former"), own_inflight=0)
-    assert list(map(names, in_order(SHARES, fleet.engines(), None))) == [["b"], ["a"]]
+    assert groups(SHARES, fleet.engines()) == [["b"], ["a"]]
 
 
 def test_an_engine_of_a_pool_that_is_not_changed_serves_both_sides() -> None:
-    shares = {PREFILL: CanaryShare("p2", 25), DECODE: CanaryShare(ALL_REVISIONS, 25)}
+    shares = {PREFILL: CanaryShare("p2", "p1", 25), DECODE: CanaryShare("d1", "d1", 25)}
     engines = [engine("p1", "p1", PREFILL), engine("p2", "p2", PREFILL), engine("d", "d1", DECODE)]
-    new, former = by_revision(shares, engines)
-    assert (names(new), names(former)) == (["p2", "d"], ["p1", "d"])
+    new, former, last = by_side(shares, engines)
+    assert (names(new), names(former), last) == (["p2", "d"], ["p1", "d"], [])
 
 
-def is_new(state: EngineState) -> bool:
-    assert state.received is not None
-    return state.received.report.revision == "new"
+def test_a_pool_that_states_no_share_serves_the_former_side_with_its_only_revision() -> None:
+    shares = {PREFILL: CanaryShare("p2", "p1", 0)}
+    engines = [engine("p1", "p1", PREFILL), engine("p2", "p2", PREFILL), engine("d", "d1", DECODE)]
+    assert groups(shares, engines) == [["p1", "d"], ["p2"]]
+    assert groups(shares, [*engines, engine("d0", None, DECODE)]) == [["p1", "d"], ["p2"]]
+    assert groups(shares, [*engines, engine("d2", "d2", DECODE)]) == [["p1"], ["p2"]]
 
 
 revisions = st.sampled_from(["new", "former", "older", None])
 pools = st.lists(st.tuples(st.sampled_from([PREFILL, DECODE]), revisions), max_size=8)
+stating = st.sampled_from([(PREFILL, DECODE), (PREFILL,), (DECODE,)])
 
 
-@given(pools=pools, key=st.none() | st.binary(), seed=st.integers(0, 9))
+@given(pools=pools, stating=stating, new_first=st.booleans(), seed=st.integers(0, 9))
 @examples(200)
-def test_a_pair_is_never_of_both_sides(
-    pools: list[tuple[Role, str | None]], key: bytes | None, seed: int
+def test_a_pair_is_never_of_two_revisions(
+    pools: list[tuple[Role, str | None]], stating: tuple[Role, ...], new_first: bool, seed: int
 ) -> None:
+    """Also while a pool states no share: the operator then runs the former revision alone in it,
+    and other engines there are somebody's fault."""
+    for role in {PREFILL, DECODE} - set(stating):
+        reported = {name for of, name in pools if of is role} - {None}
+        assume(reported not in ({"new"}, {"older"}))
     engines = [engine(str(number), name, role) for number, (role, name) in enumerate(pools)]
-    shares = {role: CanaryShare("new", 50) for role in (PREFILL, DECODE)}
+    shares = {role: CanaryShare("new", "former", 50) for role in stating}
     choose = chooser([PREFILL, DECODE], 5.0, random.Random(seed))
-    for group in in_order(shares, engines, key):
+    for group in in_order(shares, engines, new_first=new_first):
         target = choose(group, 0.0, (), generates=True, affinity=None).target
         if target is not None:
-            pair = [target.engine, target.prefill]
-            sides = {
-                each.received.report.revision == "new" for each in pair if each and each.received
-            }
-            assert len(sides) == 1
+            pair = [each for each in (target.engine, target.prefill) if each]
+            assert len({each.received and each.received.report.revision for each in pair}) == 1
 
 
 def call(body: object = None, tenant: str | None = None, **headers: str) -> Call:
@@ -157,12 +176,33 @@ def turns(*texts: str, system: str = "s" * 2000) -> dict[str, object]:
 def test_the_turns_of_a_chat_have_one_key_and_other_chats_another() -> None:
     first = key_of(call(turns("hello")))
     assert key_of(call(turns("hello", "hi", "and?"), **{"X-Request-Id": "r2"})) == first
-    long = "x" * 400_000
-    assert key_of(call(turns(long))) == key_of(call(turns(long, "hi", "and?")))
-    assert key_of(call(turns(long))) != key_of(call(turns(long + "!")))
+    for length in (200_000, 400_000):
+        long = "x" * length
+        assert key_of(call(turns(long))) == key_of(call(turns(long, "hi", "and?")))
+        assert key_of(call(turns(long))) != key_of(call(turns("y" + long)))
     assert key_of(call(turns("hello", system="other"))) != first
     assert key_of(call(turns("hello"), tenant="t")) != first
     assert key_of(call({"input": turns("hello")["messages"]})) == first
+
+
+def test_of_a_long_chat_only_the_beginning_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = list[bytes]()
+    decode = pick._message.decode
+
+    class Counted:
+        def decode(self, message: bytes) -> pick._Message:
+            read.append(message)
+            return decode(message)
+
+    monkeypatch.setattr(pick, "_message", Counted())
+    key_of(call(turns("hello", *["and?"] * 500)))
+    assert len(read) == 2, "the system's message, and the user's first one"
+    read.clear()
+    key_of(call({"messages": [{"role": "system"}] * 500}))
+    assert len(read) == pick.MAX_MESSAGES
+    read.clear()
+    key_of(call(turns("x" * 300_000)))
+    assert read == []
 
 
 def test_completions_have_the_key_of_their_session_or_of_themselves() -> None:
@@ -172,6 +212,7 @@ def test_completions_have_the_key_of_their_session_or_of_themselves() -> None:
     assert key_of(call(prompt, **session)) == key_of(call(turns("hello"), **session))
     assert key_of(call(prompt, "t", **session)) != key_of(call(prompt, **session))
     broken: list[object] = [
+        {"prompt": "x" * 300_000},
         None,
         [],
         {"messages": 3},
@@ -187,15 +228,17 @@ def labelled(piece: Slice, label: str) -> Slice:
 
 
 def test_slices_state_the_share_of_their_pool() -> None:
-    one = labelled(endpoint_slice("s1", role="prefill"), "p2.25")
+    one = labelled(endpoint_slice("s1", role="prefill"), "p2.p1.25")
     roles = (PREFILL, DECODE)
-    unstated = CanaryShare(ALL_REVISIONS, 0)
-    assert canary_of([one], "chat", roles) == {PREFILL: ("p2", 25), DECODE: unstated}
-    behind = labelled(endpoint_slice("s2", role="prefill"), "p2.5")
+    assert shares_of([one], "chat", roles) == {PREFILL: ("p2", "p1", 0)}
+    other = labelled(endpoint_slice("s5", role="decode"), "d1.d1.25")
+    both = {PREFILL: ("p2", "p1", 25), DECODE: ("d1", "d1", 25)}
+    assert shares_of([one, other], "chat", roles) == both
+    behind = labelled(endpoint_slice("s2", role="prefill"), "p2.p1.5")
     without = endpoint_slice("s3", role="prefill")
-    assert canary_of([one, behind], "chat", [PREFILL]) == {PREFILL: ("p2", 5)}
-    assert canary_of([one, without], "chat", [PREFILL]) == {PREFILL: ("p2", 0)}
-    assert canary_of([without, endpoint_slice("s4")], "chat", roles) == {}
+    assert shares_of([one, behind], "chat", [PREFILL]) == {PREFILL: ("p2", "p1", 5)}
+    assert shares_of([one, without], "chat", [PREFILL]) == {PREFILL: ("p2", "p1", 0)}
+    assert shares_of([without, endpoint_slice("s4")], "chat", roles) == {}
 
 
 @dataclass
@@ -217,7 +260,7 @@ class Canary:
 
     def expected(self, session: str, percent: int) -> str:
         key = key_of(call(turns("hello"), **{ROUTING_KEY_HEADER: session}))
-        return self.engines[goes_to_new({MIXED: CanaryShare("new", percent)}, key)].url
+        return self.engines[goes_to_new({MIXED: CanaryShare("new", "former", percent)}, key)].url
 
     async def asked_until(self, session: str, url: str) -> None:
         """Asks until this engine answers, which it does once the router has followed a change."""
@@ -239,7 +282,9 @@ async def canary(
             running = await stack.enter_async_context(fakes.running_engine(behave))
             running.load = fakes.load_report(revision="new" if number else "former")
             name = f"new-{number}" if number else "former"
-            kube.slices[name] = labelled(slice_of(name, running, ready=True), f"new.{percent}")
+            kube.slices[name] = labelled(
+                slice_of(name, running, ready=True), f"new.former.{percent}"
+            )
             engines.append(running)
         router = await stack.enter_async_context(service(kube, monkeypatch))
         yield Canary(kube, router, client, engines)
@@ -255,7 +300,7 @@ async def test_each_session_gets_its_revision_and_keeps_it_while_the_share_grows
         before = {session: await running.ask(session) for session in SESSIONS}
         assert before == {session: running.expected(session, 25) for session in SESSIONS}
         for name, each in zip(("former", "new-1"), running.engines, strict=True):
-            running.kube.put(labelled(slice_of(name, each, ready=True), "new.75"))
+            running.kube.put(labelled(slice_of(name, each, ready=True), "new.former.75"))
         moved = next(s for s in SESSIONS if before[s] != running.expected(s, 75))
         await running.asked_until(moved, running.engines[1].url)
         for session in SESSIONS:
@@ -270,12 +315,35 @@ async def test_a_revision_without_a_usable_engine_gives_its_share_back(
     async with canary(monkeypatch, 99) as running:
         session = next(s for s in SESSIONS if running.expected(s, 99) == running.engines[1].url)
         await running.asked_until(session, running.engines[1].url)
-        running.kube.put(labelled(slice_of("new-1", running.engines[1], ready=False), "new.99"))
+        running.kube.put(
+            labelled(slice_of("new-1", running.engines[1], ready=False), "new.former.99")
+        )
         await running.asked_until(session, running.engines[0].url)
         gone = slice_of("former", running.engines[0], ready=False)
-        running.kube.put(labelled(gone, "new.0"))
-        running.kube.put(labelled(slice_of("new-1", running.engines[1], ready=True), "new.0"))
+        running.kube.put(labelled(gone, "new.former.0"))
+        running.kube.put(
+            labelled(slice_of("new-1", running.engines[1], ready=True), "new.former.0")
+        )
         await running.asked_until(session, running.engines[1].url)
+
+
+async def test_without_a_share_no_key_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sluice_router.canary, "key_of", None)
+    async with canary(monkeypatch, 0) as running:
+        await running.asked_until("session", running.engines[0].url)
+
+
+async def test_engines_that_leave_after_an_undo_get_no_request_though_the_others_are_fewer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with canary(monkeypatch, 99) as running:
+        session = next(s for s in SESSIONS if running.expected(s, 99) == running.engines[1].url)
+        await running.asked_until(session, running.engines[1].url)
+        for name, each in zip(("former", "new-1"), running.engines, strict=True):
+            running.kube.put(labelled(slice_of(name, each, ready=True), "former.former.0"))
+        await running.asked_until(session, running.engines[0].url)
+        for session in SESSIONS:
+            assert await running.ask(session) == running.engines[0].url
 
 
 async def test_a_retry_goes_to_the_former_revision(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -449,6 +449,18 @@ async def test_a_bad_or_missing_report_changes_nothing(answer: web.Response | No
         assert fleet.engines() == before
 
 
+@pytest.mark.parametrize("answer", [web.Response(status=500), None])
+async def test_an_engine_that_gave_no_report_was_asked_if_it_can_be_connected_to(
+    answer: web.Response | None,
+) -> None:
+    async with polled(answer) as (fleet, poller):
+        (there,) = (engine.endpoint for engine in fleet.engines())
+        away = replace(there, name="away", url="http://127.0.0.1:1")
+        fleet.replace_endpoints([there, away])
+        await poller.poll_all()
+        assert [engine.was_asked for engine in fleet.engines()] == [True, False]
+
+
 async def test_an_engine_that_can_be_connected_to_again_gets_requests_though_it_reports_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -195,10 +195,10 @@ class CanarySpec(ApiModel):
     )
     on_worse: Literal["Halt", "Hold"] = Field(
         default="Halt",
-        description="What happens if the first engines of the new revision are not ready within "
-        "engine.startupSeconds and two minutes. Halt ends them: the old one has all requests, and "
-        "the new one is not tried again until `sluice rollout promote` or another spec. Hold "
-        "leaves them.",
+        description="What happens if engines of the new revision, of any step, are not ready "
+        "within engine.startupSeconds and two minutes. Halt ends all: the old one has all "
+        "requests, and the new one is not tried again until `sluice rollout promote` or another "
+        "spec. Hold leaves them.",
     )
 
     RULES: ClassVar = (

@@ -54,6 +54,7 @@ from sluice_operator.service.observe import Children, ServiceObserved
 from sluice_operator.service.plan_events import (
     canary_moved,
     created,
+    ended_canary_serves,
     leaves_restricted,
     removed,
     replaced,
@@ -186,7 +187,10 @@ def _with_children(
             *created(there, optional),
             *scaled(there, pools, planned.spec),
             *rolling_out(there, pools),
-            *canary_moved(there, needed, rollout.rollout.message),
+            *canary_moved(
+                there, needed, rollout.rollout.message, is_ended=rollout.rollout.is_ended
+            ),
+            *(ended_canary_serves(there, pools) if rollout.serves_ended_canary else ()),
             *leaves_restricted(there, pools),
             *replaced(there, pools, former.pools),
             *removed(there, prune),

@@ -38,6 +38,7 @@ NAMES_IN_EVENT: Final = 8
 
 ROLLING_OUT: Final = "RollingOut"
 CANARY_ENDED: Final = "CanaryEnded"
+ENDED_CANARY_SERVES: Final = "EndedCanaryServes"
 SCALE_TARGET_GOES: Final = "ScaleTargetGoes"
 LEAVES_RESTRICTED: Final = "LeavesRestricted"
 RDMA_RIGHTS: Final = (
@@ -84,23 +85,57 @@ def rolling_out(children: Children, planned: Mapping[str, Manifest]) -> tuple[Ev
 
 
 def canary_moved(
-    children: Children, planned: Iterable[Manifest], message: str
+    children: Children, planned: Iterable[Manifest], message: str, *, is_ended: bool
 ) -> tuple[Event, ...]:
-    """The event about a canary with another share than before, by the labels of the Services; none
-    about its end without a promotion, which status reports. `message`: of the roll-out."""
-    live = {identity(item): _canary_of(item) for item in of_kind(children, SERVICE)}
+    """The event about another share of requests for the canary than before, by the labels of the
+    Services: a step, all requests, or none after an undo or another spec. `message`: of the
+    roll-out; `is_ended`: its canary was aborted or found worse, which status reports instead."""
+    if is_ended:
+        return ()
+    live = {identity(item): _canary_share(item) for item in of_kind(children, SERVICE)}
     for item in planned:
-        share = _canary_of(item)
-        if live.get(identity(item), share) == share or (share is not None and not share.percent):
-            continue
-        text = f"The canary is over: {message}" if share is None else message
-        reason = CANARY_ENDED if share is None else reasons.CANARY_STEP
-        return (Event("Normal", reason, text, written=(identity(item),)),)
+        before, after = live.get(identity(item)), _canary_share(item)
+        if identity(item) in live and _percent(before) != _percent(after):
+            ended = _canary_end(before, after)
+            reason = CANARY_ENDED if ended else reasons.CANARY_STEP
+            text = ended + message
+            return (Event("Normal", reason, text, written=(identity(item),)),)
     return ()
 
 
-def _canary_of(service: Manifest) -> CanaryShare | None:
+def ended_canary_serves(children: Children, planned: Mapping[str, Manifest]) -> tuple[Event, ...]:
+    """The event that pools get engines of a canary that was aborted or found worse. `planned`: by
+    the pool's name."""
+    pools = [
+        identity(pool)
+        for pool in of_kind(children, ENGINE_POOL)
+        if (desired := planned.get(pool["metadata"]["name"])) and not is_current(desired, pool)
+    ]
+    text = (
+        "The canary of the present spec has ended, but its engines serve: those of the former "
+        "revision are gone. Apply the former spec."
+    )
+    return (Event("Warning", ENDED_CANARY_SERVES, text, written=tuple(pools)),) if pools else ()
+
+
+def _canary_end(before: CanaryShare | None, after: CanaryShare | None) -> str:
+    """How the canary of the revision in the label before has ended; empty: it has not."""
+    if before is None:
+        return ""
+    if after is None:
+        return "The canary is over, and requests go to all engines alike. "
+    if after.revision != before.revision:
+        return f"The canary of revision {before.revision} is over: it gets no request. "
+    has_all = after.revision == after.former
+    return f"The canary is over: revision {after.revision} has all requests. " if has_all else ""
+
+
+def _canary_share(service: Manifest) -> CanaryShare | None:
     return canary_share((service["metadata"].get("labels") or {}).get(CANARY, ""))
+
+
+def _percent(share: CanaryShare | None) -> int:
+    return share.percent if share else 0
 
 
 def leaves_restricted(children: Children, planned: Mapping[str, Manifest]) -> tuple[Event, ...]:

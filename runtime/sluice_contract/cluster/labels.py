@@ -51,25 +51,23 @@ FETCH_ROLE: Final = "fetch"
 
 
 class CanaryShare(NamedTuple):
-    """Share of a service's requests that goes to a new revision, as one of its pools states it."""
+    """Share of a service's requests that goes to a new revision, as one of its pools states it. In
+    a pool that the roll-out does not change, the new revision is the former one."""
 
     revision: str
-    """The pool's new revision, as its engines report it; `ALL_REVISIONS`: the pool has none."""
+    """The pool's new revision, as its engines report it."""
+    former: str
+    """The pool's revision that has all other requests."""
     percent: int
     """0 to 99."""
 
     @property
     def label(self) -> str:
-        """Value of the label `CANARY`: `REVISION.PERCENT`."""
-        return f"{self.revision}.{self.percent}"
-
-
-ALL_REVISIONS: Final = "all"
-"""In place of a revision, in a pool that a roll-out does not change: each of its engines serves the
-requests of both revisions."""
+        """Value of the label `CANARY`: `REVISION.FORMER.PERCENT`."""
+        return f"{self.revision}.{self.former}.{self.percent}"
 
 
 def canary_share(label: str) -> CanaryShare | None:
     """Share that a label `CANARY` states; None for a value that is none."""
-    parts = re.fullmatch(r"([a-z0-9]+)\.([1-9]?[0-9])", label)
-    return CanaryShare(parts[1], int(parts[2])) if parts else None
+    parts = re.fullmatch(r"([a-z0-9]+)\.([a-z0-9]+)\.([1-9]?[0-9])", label)
+    return CanaryShare(parts[1], parts[2], int(parts[3])) if parts else None

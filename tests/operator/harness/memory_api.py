@@ -30,6 +30,7 @@ from sluice_operator.probes.optional_kinds import OptionalKinds
 from sluice_operator.process.metrics import OperatorMetrics
 from sluice_operator.service.observe import ServiceObserver
 from sluice_operator.service.reconcile import ServiceReconcile
+from sluice_operator.service.revisions.revision import DECISION
 
 from tests.operator.examples import IMAGES
 
@@ -89,7 +90,7 @@ class MemoryApi:
         self, kind: Kind, body: Manifest, subresource: str = "", manager: str = FIELD_MANAGER
     ) -> Manifest:
         """What becomes of an object when all that `manager` owns of it is `body`. Of the operator
-        that is whole sections, but for the replicas that another manager has."""
+        that is whole sections, but for the replicas and the decision that another manager has."""
         before = self.objects.get((kind, body["metadata"]["name"]), {"metadata": {}})
         if manager != FIELD_MANAGER:
             return self._apply_replicas(kind, before, body, manager)
@@ -108,6 +109,10 @@ class MemoryApi:
             for each in others
             if (each["manager"], each["subresource"]) != (FIELD_MANAGER, subresource)
         ]
+        if kind == CONTROLLER_REVISION:
+            notes = before["metadata"].get("annotations", {})
+            decided = {name: note for name, note in notes.items() if name == DECISION}
+            body["metadata"]["annotations"] = decided | body["metadata"]["annotations"]
         written = {**before, **sections, "apiVersion": kind.api_version, "kind": kind.kind}
         if kind == ENGINE_POOL and "spec" in sections:
             replicas = {"replicas": before.get("spec", {}).get("replicas", 1)}

@@ -157,29 +157,41 @@ async def test_a_canary_is_promoted_and_another_one_aborted(
     rollout: Manifest = {"rollout": {"canary": {"steps": [25]}}}
     change = rollout | {"engine": {"chunkSize": 256}}
     await cluster.patch(INFERENCE_SERVICE, namespace, "chat", {"spec": change})
-    await labelled(cluster, namespace, "25")
+    await labelled(cluster, namespace, "0")
+    await cluster.until(DEPLOYMENT, namespace, lambda found: len(found) == 3)
+    assert await sluice("promote") == 1
+    assert "is not reached" in capsys.readouterr().err
     await play_controllers(cluster, namespace)
+    await labelled(cluster, namespace, "25")
     await comes_to_rest(cluster, namespace)
     assert len(await cluster.list(DEPLOYMENT, namespace)) == 3, "nothing of it is ended"
-    assert await sluice("status", "--no-watch") == 0
-    assert "Waiting: CanaryStep: Step 1 of 1, 25 %" in capsys.readouterr().out
+    assert await sluice("status") == 0
+    assert "Canary: CanaryStep: Step 1 of 1, 25 %" in capsys.readouterr().out
 
     spec = (await cluster.get(INFERENCE_SERVICE, namespace, "chat"))["spec"]
     assert await sluice("promote") == 0
     assert capsys.readouterr().out == "chat: promoted to all requests\n"
-    await labelled(cluster, namespace, None)
     await play_controllers(cluster, namespace)
     await cluster.until(DEPLOYMENT, namespace, lambda found: len(found) == 2)
+    await labelled(cluster, namespace, None)
     await cluster.until(CONTROLLER_REVISION, namespace, recorded(2, 256))
     assert (await cluster.get(INFERENCE_SERVICE, namespace, "chat"))["spec"] == spec
 
     bad: Manifest = {"spec": {"engine": {"chunkSize": 128}}}
     await cluster.patch(INFERENCE_SERVICE, namespace, "chat", bad)
-    await labelled(cluster, namespace, "25")
+    await cluster.until(DEPLOYMENT, namespace, lambda found: len(found) == 3)
+    await play_controllers(cluster, namespace)
     await cluster.until(INFERENCE_SERVICE, namespace, progressing("CanaryStep"))
     assert await sluice("abort") == 0
-    await labelled(cluster, namespace, "0")
     await cluster.until(INFERENCE_SERVICE, namespace, progressing("CanaryAborted"))
+    await labelled(cluster, namespace, "0")
+    await cluster.until(
+        DEPLOYMENT,
+        namespace,
+        lambda found: any(item["spec"]["replicas"] == 0 for item in found.values()),
+    )
+    await play_controllers(cluster, namespace)
+    await labelled(cluster, namespace, None)
     await comes_to_rest(cluster, namespace)
     assert await sluice("status") == 1
     assert "Stopped: CanaryAborted" in capsys.readouterr().out

@@ -1,79 +1,122 @@
 """What `sluice rollout promote` and `sluice rollout abort` decide about a canary.
 
-Pure. The decision is state of the revision, so the spec stays as its user, or a GitOps tool, wrote
-it.
+Pure. The decision is an annotation of the revision, so the spec stays as its user, or a GitOps
+tool, wrote it.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Final, NamedTuple
 
-from sluice_operator.api.findings import parse
+from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.conditions.reasons import CANARY_STEP
 from sluice_operator.kube.errors import OperatorError
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.service.revisions.revision import CanaryState, Revision, revisions_of
 
-Decide = Callable[[CanaryState, list[int]], tuple[CanaryState, str]]
-"""The next state of a canary with these steps, and what that means."""
+NOT_OBSERVED: Final = "the operator has not looked at the present spec yet; try again"
+NOT_CARRIED_OUT: Final = "the operator has not carried out the last decision yet; try again"
+
+
+class CanaryNow(NamedTuple):
+    """The canary of the newest revision, before a decision about it."""
+
+    service: Manifest
+    revision: Revision
+
+    @property
+    def state(self) -> CanaryState:
+        """How far it is, once the last decision is carried out."""
+        return self.revision.canary
+
+    def steps(self) -> list[int]:
+        """Percents of its steps.
+
+        Raises:
+            NoCanaryError: this release of the command cannot read its spec.
+        """
+        try:
+            spec = parse(InferenceServiceSpec, self.revision.spec, "spec")
+        except InvalidSpecError as error:
+            raise NoCanaryError(f"its spec cannot be read: {error}") from None
+        assert spec.rollout is not None
+        assert spec.rollout.canary is not None
+        return spec.rollout.canary.steps
+
+
+Decide = Callable[[CanaryNow], tuple[CanaryState, str]]
+"""The next state of a canary, and what that means, for people; raises `NoCanaryError`."""
 
 
 class NoCanaryError(OperatorError):
     """There is nothing to decide; `str()` says why."""
 
 
-def decided(
-    service: Manifest, children: tuple[Manifest, ...], decide: Decide
-) -> tuple[Revision, str]:
-    """The present revision of a service with its new state, and what that means, as text.
+def decision(
+    service: Manifest, revisions: tuple[Manifest, ...], decide: Decide
+) -> tuple[str, str, str]:
+    """The name of the present revision of a service, the annotation with the decision about its
+    canary, and what that means, for people. `revisions`: read before the service.
 
     Raises:
-        NoCanaryError: it has no canary, or that has ended.
+        NoCanaryError: it has no canary, or this cannot be decided now.
     """
-    spec = parse(InferenceServiceSpec, service["spec"], "spec")
-    if spec.rollout is None or spec.rollout.canary is None:
-        raise NoCanaryError("spec.rollout.canary is not set")
     if (service.get("status") or {}).get("observedGeneration") != service["metadata"]["generation"]:
-        raise NoCanaryError("the operator has not looked at the present spec yet; try again")
-    revision = next(revisions_of(children).newest_first, None)
-    if revision is None or not _replaces(revision):
+        raise NoCanaryError(NOT_OBSERVED)
+    revision = next(revisions_of(revisions).newest_first, None)
+    if revision is None or (revision.spec.get("rollout") or {}).get("canary") is None:
+        raise NoCanaryError("spec.rollout.canary is not set")
+    if not _is_being_rolled_out(revision):
         raise NoCanaryError("no new revision is being rolled out")
-    state, text = decide(revision.state.canary, spec.rollout.canary.steps)
-    return replace(revision, state=replace(revision.state, canary=state)), text
+    if revision.canary.verdict == "promoted":
+        raise NoCanaryError("the canary is promoted; to go back: sluice rollout undo")
+    state, text = decide(CanaryNow(service, revision))
+    state = replace(state, decision=revision.canary.decision + 1)
+    return revision.name, json.dumps(state.to_json_dict(), separators=(",", ":")), text
 
 
-def _replaces(revision: Revision) -> bool:
+def _is_being_rolled_out(revision: Revision) -> bool:
     """Whether other engines than those of this revision were complete last."""
     stable = revision.state.stable
     engines = {role.value: pool.engines for role, pool in revision.pools.items()}
     return stable.keys() == engines.keys() and stable != engines
 
 
-def promoted(state: CanaryState, steps: list[int]) -> tuple[CanaryState, str]:
-    """The next step, or all requests after the last one; from the beginning once it has ended."""
-    _refuse_promoted(state)
-    after = state.promoted(len(steps))
-    if after.verdict is not None:
-        return promoted_to_all(state, steps)
-    text = f"step {after.step + 1} of {len(steps)}, {steps[after.step]} % of requests"
-    return after, text if state.verdict is None else f"tried again: {text}"
+def next_step(now: CanaryNow) -> tuple[CanaryState, str]:
+    """The next step, or all requests after the last one; from the beginning once it has ended.
 
-
-def promoted_to_all(state: CanaryState, steps: list[int]) -> tuple[CanaryState, str]:
-    """All requests, whatever steps are left."""
-    _refuse_promoted(state)
-    return replace(state, verdict="promoted"), "promoted to all requests"
-
-
-def aborted(state: CanaryState, steps: list[int]) -> tuple[CanaryState, str]:
-    """None: the new engines end."""
-    _refuse_promoted(state)
+    Raises:
+        NoCanaryError: the engines of the present step are not ready.
+    """
+    steps, state = now.steps(), now.state
     if state.verdict is not None:
+        return CanaryState(), f"tried again: step 1 of {len(steps)}, {steps[0]} % of requests"
+    if state != now.revision.state.canary:
+        raise NoCanaryError(NOT_CARRIED_OUT)
+    plan = (now.service.get("status") or {}).get("rollout") or {}
+    if plan.get("reason") != CANARY_STEP:
+        text = f"step {state.step + 1} is not reached, and --full does not wait for it"
+        raise NoCanaryError(f"{text}: {plan.get('message', 'there is no status')}")
+    if (step := state.step + 1) >= len(steps):
+        return all_requests(now)
+    return CanaryState(step), f"step {step + 1} of {len(steps)}, {steps[step]} % of requests"
+
+
+def all_requests(now: CanaryNow) -> tuple[CanaryState, str]:
+    """All requests, whatever steps are left."""
+    return replace(now.state, verdict="promoted"), "promoted to all requests"
+
+
+def no_requests(now: CanaryNow) -> tuple[CanaryState, str]:
+    """No requests for the new engines, which end.
+
+    Raises:
+        NoCanaryError: it has ended.
+    """
+    if now.state.verdict is not None:
         raise NoCanaryError("the canary has ended already")
-    return replace(state, verdict="aborted"), "all requests go to the former revision"
-
-
-def _refuse_promoted(state: CanaryState) -> None:
-    if state.verdict == "promoted":
-        raise NoCanaryError("the canary is promoted; to go back: sluice rollout undo")
+    return replace(now.state, verdict="aborted"), "all requests go to the former revision"

@@ -17,10 +17,10 @@ from sluice_operator.api.validate import with_stored_spec
 from sluice_operator.cli.rollout.canary import (
     Decide,
     NoCanaryError,
-    aborted,
-    decided,
-    promoted,
-    promoted_to_all,
+    all_requests,
+    decision,
+    next_step,
+    no_requests,
 )
 from sluice_operator.cli.rollout.progress import as_text, bars, progress_of
 from sluice_operator.cli.rollout.session import MissingServiceError, Session, session
@@ -41,8 +41,8 @@ from sluice_operator.kube.kinds import Manifest
 FAILED: Final = 1
 UNUSABLE: Final = 2
 STATUSES: Final = (
-    "Exit status: 0; 1 where the roll-out has stopped, the time is over, or there is no such "
-    "service or revision; 2 where there is no cluster, or it refuses."
+    "Exit status: 0, also at a canary's step; 1 where the roll-out has stopped, the time is over, "
+    "or there is no such service or revision; 2 where there is no cluster, or it refuses."
 )
 
 
@@ -78,8 +78,8 @@ async def _status(opened: Session, options: argparse.Namespace) -> int:
 
 
 async def _followed(opened: Session) -> Manifest:
-    """The service once its roll-out is done or has stopped; prints each change until then, in a
-    terminal with bars."""
+    """The service once its roll-out is done, at a step or has stopped; prints each change until
+    then, in a terminal with bars."""
     printed: list[str] = []
     async with aclosing(opened.states()) as states:
         async for service in states:
@@ -122,18 +122,18 @@ async def _restart(opened: Session, options: argparse.Namespace) -> int:
 
 
 async def _promote(opened: Session, options: argparse.Namespace) -> int:
-    return await _decide(opened, promoted_to_all if options.full else promoted)
+    return await _decide(opened, all_requests if options.full else next_step)
 
 
 async def _abort(opened: Session, options: argparse.Namespace) -> int:
-    return await _decide(opened, aborted)
+    return await _decide(opened, no_requests)
 
 
 async def _decide(opened: Session, decide: Decide) -> int:
-    service, items = await opened.service(), await opened.revisions()
-    revision, text = decided(service, items, decide)
-    live = next(item for item in items if item["metadata"]["name"] == revision.name)
-    await opened.write_state(live, revision.state.to_json(revision.number))
+    items, service = await opened.revisions(), await opened.service()
+    revision, annotation, text = decision(service, items, decide)
+    item = next(item for item in items if item["metadata"]["name"] == revision)
+    await opened.decide(item, annotation)
     print(f"{opened.name}: {text}")
     _warn_of_pause(service)
     return 0
@@ -175,7 +175,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="sluice rollout", description=text, epilog=STATUSES)
     commands = parser.add_subparsers(required=True, dest="name_of_command")
     for name, command, text in (
-        ("status", _status, "waits until the present spec is carried out, and says what is not"),
+        ("status", _status, "waits until the spec is carried out, or at a canary's step"),
         ("history", _history, "the specs that it has been complete with, which undo goes back to"),
         ("undo", _undo, "edits the spec: back to the last one that was complete"),
         ("restart", _restart, "replaces engines and routers by new ones, one after the other"),
@@ -187,7 +187,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("name", help="of the InferenceService")
         sub.add_argument("-n", "--namespace", help="default: that of the kubeconfig's context")
         if command is _status:
-            text = "wait until it is complete or has stopped (default: yes)"
+            text = "wait until it is complete, at a step or stopped (default: yes)"
             watch = argparse.BooleanOptionalAction
             sub.add_argument("-w", "--watch", action=watch, default=True, help=text)
             text = "how long to wait, such as 15m; 0: without an end (default)"
@@ -196,7 +196,7 @@ def _parser() -> argparse.ArgumentParser:
             text = "a number of history; default: the one before the present spec"
             sub.add_argument("--to-revision", type=int, help=text)
         if command is _promote:
-            text = "all requests at once, whatever steps are left"
+            text = "all requests, whatever steps are left or not reached"
             sub.add_argument("--full", action="store_true", help=text)
         if command in (_undo, _restart):
             text = "show what would be edited, and edit nothing"

@@ -1,4 +1,4 @@
-"""How a roll-out stands, for people: done, stopped or on its way, and why.
+"""How a roll-out stands, for people: done, at a step, stopped or on its way, and why.
 
 Pure. Reads statuses of an InferenceService and its EnginePools.
 """
@@ -22,7 +22,8 @@ ROUNDING: Final = 1e-9
 class RolloutProgress(NamedTuple):
     """How far the present spec has been carried out."""
 
-    state: Literal["Done", "Waiting", "Stopped"]
+    state: Literal["Done", "Canary", "Waiting", "Stopped"]
+    """Canary: a step is reached, and waits for a person."""
     reason: str
     message: str
 
@@ -46,7 +47,7 @@ def progress_of(service: Manifest) -> RolloutProgress:
         if _has_stopped(kind, condition):
             return RolloutProgress("Stopped", condition["reason"], condition["message"])
         if condition.get("reason") == reasons.CANARY_STEP:
-            return RolloutProgress("Waiting", condition["reason"], condition["message"])
+            return RolloutProgress("Canary", condition["reason"], condition["message"])
     return RolloutProgress("Waiting", updated["reason"], updated["message"])
 
 
@@ -62,7 +63,7 @@ def as_text(service: Manifest, pools: Iterable[Manifest]) -> str:
     plan = (service.get("status") or {}).get("rollout") or {}
     rows = [("pool", "revision", "", "engines", "ready"), *_rows(pools)]
     lines = [progress.line, *(table(rows) if len(rows) > 1 else ())]
-    if progress.state != "Done" and plan:
+    if progress.state in ("Waiting", "Stopped") and plan:
         lines.append(f"Plan: {plan['reason']}: {plan['message']}")
     return "\n".join(lines)
 

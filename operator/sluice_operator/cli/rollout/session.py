@@ -22,8 +22,7 @@ from sluice_operator.kube.kinds import (
     INFERENCE_SERVICE,
     Manifest,
 )
-from sluice_operator.manifests.metadata import note_of
-from sluice_operator.service.revisions.revision import STATE
+from sluice_operator.service.revisions.revision import DECISION
 
 TIMEOUT_SECONDS: Final = 10.0
 AGAIN_SECONDS: Final = 1.0
@@ -70,11 +69,13 @@ class Session:
         change = {"op": "replace", "path": "/spec", "value": spec}
         await self._client.patch(INFERENCE_SERVICE, live, [same, change], MANAGER)
 
-    async def write_state(self, live: Manifest, state: str) -> None:
-        """Makes `state` the state of a ControllerRevision, if that still is as it was read."""
-        place = f"/metadata/annotations/{STATE.replace('/', '~1')}"
-        same = {"op": "test", "path": place, "value": note_of(live, STATE)}
-        change = {"op": "replace", "path": place, "value": state}
+    async def decide(self, live: Manifest, decision: str) -> None:
+        """Notes a decision about the canary of a ControllerRevision, if that still is as it was
+        read."""
+        version = live["metadata"]["resourceVersion"]
+        same = {"op": "test", "path": "/metadata/resourceVersion", "value": version}
+        place = f"/metadata/annotations/{DECISION.replace('/', '~1')}"
+        change = {"op": "add", "path": place, "value": decision}
         await self._client.patch(CONTROLLER_REVISION, live, [same, change], MANAGER)
 
     async def states(self) -> AsyncGenerator[Manifest, None]:

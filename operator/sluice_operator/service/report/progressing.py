@@ -40,8 +40,7 @@ def canary_ended(plan: ServicePlan) -> Check | None:
     rollout = plan.rollout
     if rollout is None or not plan.is_accepted or plan.paused:
         return None
-    ended = rollout.canary and not any(share.percent for share in rollout.canary.values())
-    return Check("False", rollout.reason, rollout.message) if ended else None
+    return Check("False", rollout.reason, rollout.message) if rollout.is_ended else None
 
 
 def interrupts_check(plan: ServicePlan) -> Check | None:

@@ -3,8 +3,9 @@ and what a release of the operator decided for that. The data never changes, so 
 twice: engines and routers of a spec stay as they are under any release, and a spec that comes back
 gets its former engines.
 
-What is learnt later is an annotation: whether the revision was carried out, whether it was complete
-once, how far its canary is, and which engines were complete last.
+What is learnt later is an annotation that only the operator writes: whether the revision was
+carried out, whether it was complete once, how far its canary is, and which engines were complete
+last. A person's decision about the canary is another one, which the operator only reads.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Final, Literal, cast, get_args
 
@@ -41,6 +42,8 @@ from sluice_operator.service.revisions.settings import Settings, settings_from
 
 STATE: Final = f"{labels.GROUP}/state"
 """Annotation: what was learnt of a revision since it was made, as JSON."""
+DECISION: Final = f"{labels.GROUP}/decision"
+"""Annotation: a person's last decision about the revision's canary, as JSON."""
 DECIDED: Final = ("image", "drainSeconds", "startupSeconds", "fetch", "modelImage", "metricsPort")
 """Fields of an EnginePool that have a default in each release of the operator."""
 
@@ -116,14 +119,16 @@ class CanaryState:
     """Index of its step."""
     verdict: Verdict | None = None
     """None while it has a share of requests."""
+    decision: int = 0
+    """Number of the person's decision that led here; 0: none has."""
 
-    def promoted(self, steps: int) -> CanaryState:
-        """The next step of `steps`, or all requests after the last. A canary that has ended begins
-        again."""
-        if self.verdict in ("aborted", "worse"):
-            return CanaryState()
-        more = self.step + 1 < steps
-        return CanaryState(self.step + 1) if more else replace(self, verdict="promoted")
+    def to_json_dict(self) -> Manifest:
+        """The fields that are set."""
+        return {key: value for key, value in asdict(self).items() if value}
+
+    def after(self, decision: CanaryState) -> CanaryState:
+        """The state once a person's last decision is carried out, which is done once."""
+        return decision if decision.decision > self.decision else self
 
 
 @dataclass(frozen=True)
@@ -146,7 +151,7 @@ class State:
         written |= {"stable": dict(self.stable)} if self.stable else {}
         written |= {"carriedOut": True} if self.carried_out else {}
         written |= {"complete": True} if self.complete else {}
-        canary = {key: value for key, value in asdict(self.canary).items() if value}
+        canary = self.canary.to_json_dict()
         written |= {"canary": canary} if canary else {}
         written |= {} if self.spec is None else {"spec": self.spec}
         return json.dumps(written, sort_keys=True, separators=(",", ":"))
@@ -163,6 +168,13 @@ class Revision:
     """All of it as it is stored, so that what another release has added stays."""
     state: State = State()
     made_at: str = ""
+    decision: CanaryState = CanaryState()
+    """A person's last decision about its canary, which only a person writes."""
+
+    @property
+    def canary(self) -> CanaryState:
+        """How far its canary is, once the last decision about it is carried out."""
+        return self.state.canary.after(self.decision)
 
     @property
     def made_of(self) -> Manifest:
@@ -329,7 +341,9 @@ class Revisions:
     def canary_of(self, revision: Revision) -> CanaryState:
         """How far the canary of a revision is. It begins anew in a revision that comes back."""
         newest = next(self.newest_first, None)
-        return newest.state.canary if newest and newest.name == revision.name else CanaryState()
+        if newest and newest.name == revision.name:
+            return newest.canary
+        return CanaryState(decision=revision.decision.decision)
 
     def _are_there(self, names: Mapping[str, str]) -> bool:
         return bool(names) and self.engines.issuperset(names.values())
@@ -368,11 +382,12 @@ def revisions_of(children: tuple[Manifest, ...], status: Manifest | None = None)
 def _read(item: Manifest) -> Revision | None:
     """The revision that a ControllerRevision holds; None: it is none of the operator's."""
     name, made_at = item["metadata"]["name"], item["metadata"].get("creationTimestamp", "")
-    noted = _noted(item)
+    noted = _noted(item, STATE)
     number = noted.get("number")
     if not isinstance(number, int):
         number = item["revision"]
-    revision = Revision(name, number, item.get("data") or {}, _state_of(noted), made_at)
+    state, decision = _state_of(noted), _canary_state(_noted(item, DECISION))
+    revision = Revision(name, number, item.get("data") or {}, state, made_at, decision)
     try:
         is_ours = bool(revision.made_of and revision.data["pinned"] and revision.router.image)
         return revision if is_ours and revision.pools is not None else None
@@ -396,10 +411,10 @@ def _pool_of(data: Manifest) -> DecidedPool:
     )
 
 
-def _noted(item: Manifest) -> Manifest:
-    """State in the revision's annotation; empty where somebody has broken it."""
+def _noted(item: Manifest, name: str) -> Manifest:
+    """Content of an annotation; empty where somebody has broken it, or there is none."""
     try:
-        noted: object = json.loads(note_of(item, STATE))
+        noted: object = json.loads(note_of(item, name))
     except ValueError:
         return {}
     return noted if isinstance(noted, dict) else {}
@@ -413,17 +428,21 @@ def _state_of(noted: Manifest) -> State:
         carried_out=noted.get("carriedOut") is True,
         complete=noted.get("complete") is True,
         stable={role: str(name) for role, name in names.items() if role in set(Role)},
-        canary=_canary_of(noted.get("canary")),
+        canary=_canary_state(noted.get("canary")),
         spec=spec if isinstance(spec, dict) else None,
     )
 
 
-def _canary_of(noted: object) -> CanaryState:
+def _canary_state(noted: object) -> CanaryState:
     """Canary's state from the readable part of an annotation."""
     content = noted if isinstance(noted, dict) else {}
-    step, verdict = content.get("step"), content.get("verdict")
+    step, number = (
+        value if isinstance(value, int) and value > 0 else 0
+        for value in (content.get("step"), content.get("decision"))
+    )
+    verdict = content.get("verdict")
     known = cast(Verdict, verdict) if verdict in get_args(Verdict) else None
-    return CanaryState(step if isinstance(step, int) and step > 0 else 0, known)
+    return CanaryState(step, known, number)
 
 
 def _identity(spec: InferenceServiceSpec) -> Manifest:

@@ -11,17 +11,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from sluice_contract.cluster.labels import ALL_REVISIONS, CanaryShare, Role
+from sluice_contract.cluster.labels import CanaryShare, Role
 
 from sluice_operator.api.scaling import CanarySpec
 from sluice_operator.conditions.reasons import CANARY_ABORTED, CANARY_STEP
 from sluice_operator.service.revisions.revision import CanaryState
 from sluice_operator.service.rollout.in_place import HALTED
 from sluice_operator.service.rollout.surge import (
+    ROLLING_OUT,
     WAITS_FOR_POOL,
     PoolState,
     Revisions,
     Rollout,
+    RolloutRevision,
     Shares,
     desired_pair,
     keep_serving,
@@ -44,14 +46,67 @@ class Canary:
     def is_open(self, pools: tuple[PoolState, ...], stable: Revisions) -> bool:
         """Whether the desired revisions have not got all requests yet. Always false where nothing
         was complete before, or what was is gone."""
-        kept = all(stable.get(pool.role) in {each.name for each in pool.all} for pool in pools)
-        return kept and self.state.verdict != "promoted" and bool(_changed(pools, stable))
+        return (
+            _are_kept(pools, stable)
+            and self.state.verdict != "promoted"
+            and bool(_changed(pools, stable))
+        )
+
+    def with_shares(
+        self, plan: Rollout, pools: tuple[PoolState, ...], stable: Revisions
+    ) -> Rollout:
+        """Another plan, with what routers must know: no other engine gets the requests of the
+        stable ones while it leaves, and promoted ones get no more than their last step's share
+        until they are complete. Where the stable engines make way one by one, requests follow the
+        engines."""
+        changed = _changed(pools, stable)
+        if not _are_kept(pools, stable) or any(
+            plan.shares[pool.role].get(stable[pool.role], 0) < pool.replicas for pool in changed
+        ):
+            return plan
+        return replace(plan, canary=self._shares(pools, stable))
+
+    def serves_though_ended(self, pools: tuple[PoolState, ...], stable: Revisions) -> bool:
+        """Whether the desired revisions serve although they were aborted or found worse, as those
+        before have gone."""
+        return self._ended and bool(_changed(pools, stable)) and not _are_kept(pools, stable)
+
+    def _shares(self, pools: tuple[PoolState, ...], stable: Revisions) -> dict[Role, CanaryShare]:
+        """Share of the desired revisions, by pool; empty once only stable engines are there."""
+        changed = _changed(pools, stable)
+        is_over = not changed or self._ended
+        others = (
+            revision
+            for pool in pools
+            for revision in pool.all
+            if revision.name != stable[pool.role]
+        )
+        if is_over and not any(map(_has_engines, others)):
+            return {}
+        percent = self._percent(changed) if changed else 0
+        return {
+            pool.role: CanaryShare(pool.desired.name, stable[pool.role], percent) for pool in pools
+        }
 
     @property
-    def percent(self) -> int:
-        """Percent of requests for the desired revisions."""
-        steps = self.spec.steps
-        return 0 if self.state.verdict else steps[min(self.state.step, len(steps) - 1)]
+    def _ended(self) -> bool:
+        """Whether the desired revisions get no request any more."""
+        return self.state.verdict in ("aborted", "worse")
+
+    @property
+    def _steps(self) -> list[int]:
+        """The steps up to the present one; none once the canary has ended."""
+        return [] if self._ended else self.spec.steps[: self.state.step + 1]
+
+    def _percent(self, changed: list[PoolState]) -> int:
+        """Percent of requests for the desired revisions: of the largest step whose engines are
+        ready in every pool."""
+        ready = (
+            step
+            for step in self._steps
+            if all(pool.desired.ready >= _engines(step, pool) for pool in changed)
+        )
+        return max(ready, default=0)
 
     def plan(self, pools: tuple[PoolState, ...], stable: Revisions) -> Rollout:
         """The plan for all pools while `is_open`; `stable`: the set that was complete last."""
@@ -60,36 +115,39 @@ class Canary:
             pool.role: {pool.desired.name: pool.replicas} for pool in pools
         }
         for pool in changed:
-            engines = -(-self.percent * pool.replicas // 100)
+            engines = _engines(max(self._steps, default=0), pool)
             shares[pool.role] = {pool.desired.name: engines, stable[pool.role]: pool.replicas}
-        canary = {
-            pool.role: CanaryShare(
-                pool.desired.name if pool in changed else ALL_REVISIONS, self.percent
-            )
-            for pool in pools
-        }
+        percent, canary = self._percent(changed), self._shares(pools, stable)
         counts = _counts(changed, shares, stable)
         keep_serving(pools, shares)
-        plan = Rollout(shares, stable, CANARY_STEP, f"{self._step}: {counts}.", canary)
+        is_reached = percent == max(self._steps, default=0)
+        reason = CANARY_STEP if is_reached else ROLLING_OUT
+        plan = Rollout(shares, stable, reason, f"{self._step(percent)}: {counts}.", canary)
         if self.state.verdict == "aborted":
-            return replace(plan, reason=CANARY_ABORTED, message=f"The canary was aborted: {AGAIN}.")
+            text = f"The canary was aborted: {AGAIN}."
+            return replace(plan, reason=CANARY_ABORTED, message=text, is_ended=True)
         if self.state.verdict == "worse":
             late = "Engines of the canary were not ready in time"
-            return replace(plan, reason=HALTED, message=f"{late}: {AGAIN}.")
+            return replace(plan, reason=HALTED, message=f"{late}: {AGAIN}.", is_ended=True)
         if self.spec.on_worse == "Halt" and any(pool.desired.is_late for pool in changed):
             return replace(plan, verdict="worse")
         if not desired_pair(pools):
             return replace(plan, reason=WAITS_FOR_POOL, message=f"{plan.message} {NO_PAIR}.")
         return plan
 
-    @property
-    def _step(self) -> str:
-        steps, step = self.spec.steps, min(self.state.step, len(self.spec.steps) - 1)
-        after = f"{steps[step + 1]} %" if step + 1 < len(steps) else "all"
-        return (
-            f"Step {step + 1} of {len(steps)}, {self.percent} % of requests go to the new revision "
-            f"(`sluice rollout promote`: {after}, `abort`: none)"
-        )
+    def _step(self, percent: int) -> str:
+        """The step, the share, and what comes next, for people."""
+        steps, number = self.spec.steps, max(1, len(self._steps))
+        after = f"{steps[number]} %" if number < len(steps) else "all"
+        step = f"Step {number} of {len(steps)}, {percent} % of requests go to the new revision"
+        if percent != steps[number - 1]:
+            return f"{step} until its engines for {steps[number - 1]} % are ready"
+        return f"{step} (`sluice rollout promote`: {after}, `abort`: none)"
+
+
+def _engines(percent: int, pool: PoolState) -> int:
+    """Engines that a share of requests takes, in a pool of engines at least one."""
+    return -(-percent * pool.replicas // 100)
 
 
 def _changed(pools: tuple[PoolState, ...], stable: Revisions) -> list[PoolState]:
@@ -97,11 +155,26 @@ def _changed(pools: tuple[PoolState, ...], stable: Revisions) -> list[PoolState]
     return [pool for pool in pools if pool.desired.name != stable.get(pool.role)]
 
 
+def _are_kept(pools: tuple[PoolState, ...], stable: Revisions) -> bool:
+    """Whether the stable revisions are there, each with a Deployment."""
+    return all(_stable_of(pool, stable) for pool in pools)
+
+
+def _stable_of(pool: PoolState, stable: Revisions) -> RolloutRevision | None:
+    return next((revision for revision in pool.all if revision.name == stable.get(pool.role)), None)
+
+
+def _has_engines(revision: RolloutRevision) -> bool:
+    """Whether a revision has pods, or gets some."""
+    return revision.is_tried and (revision.replicas > 0 or not revision.settled)
+
+
 def _counts(changed: list[PoolState], shares: Mapping[Role, Shares], stable: Revisions) -> str:
     """How many engines of both revisions are ready, for people."""
     texts = []
     for pool in changed:
-        former = next(each for each in pool.others if each.name == stable[pool.role])
+        former = _stable_of(pool, stable)
+        assert former is not None
         engines = shares[pool.role][pool.desired.name]
         texts.append(
             f"pool {pool.role}: {pool.desired.ready} of {engines} engines of revision "

@@ -11,7 +11,7 @@ GPUs until its drain ends.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -221,13 +221,16 @@ def _held_back(pools: tuple[PoolState, ...], rollout: Rollout, budget: Budget) -
     for pool in pools:
         most = {r.name: max(r.replicas, planned(r)) for r in pool.all}
         left -= budget.engine_gpus[pool.role] * _holding(pool.role, most, budget)
-    shares: dict[Role, Shares] = {}
-    waits, not_yet = 0, _canary_waits(rollout, last, left, budget)
-    for role, desired in _without_vain_ends(pools, rollout, budget).items():
-        gpus, shares[role] = budget.engine_gpus[role], {}
-        for name, count in desired.items():
-            before = last[role].get(name, 0)
-            more = min(0, count - before) if (role, name) in not_yet else count - before
+    shares: dict[Role, Shares] = {role: dict(of_pool) for role, of_pool in rollout.shares.items()}
+    kept = _without_vain_ends(pools, rollout, budget)
+    waits, not_yet = 0, set[Role]()
+    for is_canary in (False, True):  # no canary engine comes while a stable one waits
+        if is_canary:
+            not_yet = set(rollout.canary) if waits else _canary_waits(rollout, last, left, budget)
+        for role, name in _names(rollout, is_canary=is_canary):
+            gpus, before = budget.engine_gpus[role], last[role].get(name, 0)
+            more = kept[role][name] - before
+            more = min(0, more) if role in not_yet else more
             new = min(more, max(0, left) // gpus) if more > 0 and gpus else more
             left -= gpus * max(0, new)
             waits += max(0, rollout.shares[role][name] - before - max(0, new))
@@ -240,18 +243,25 @@ def _held_back(pools: tuple[PoolState, ...], rollout: Rollout, budget: Budget) -
     return replace(rollout, shares=shares, reason=WAITS_FOR_BUDGET, message=text)
 
 
+def _names(rollout: Rollout, *, is_canary: bool) -> Iterator[tuple[Role, str]]:
+    """The revisions of all pools that are those of the canary, or all others."""
+    for role, of_pool in rollout.shares.items():
+        share = rollout.canary.get(role)
+        new = share.revision if share and share.revision != share.former else None
+        yield from ((role, name) for name in of_pool if (name == new) is is_canary)
+
+
 def _canary_waits(
     rollout: Rollout, last: Mapping[Role, Shares], left: int, budget: Budget
-) -> set[tuple[Role, str]]:
-    """The revisions of a canary that wait, as there is no room for the first engine of each: an
+) -> set[Role]:
+    """The pools in which a canary waits, as there is no room for the first engine of each: an
     engine without one of the other pool would serve nobody."""
     first = {
-        (role, share.revision)
-        for role, share in rollout.canary.items()
-        if rollout.shares[role].get(share.revision) and not last[role].get(share.revision)
+        role
+        for role, name in _names(rollout, is_canary=True)
+        if rollout.shares[role][name] and not last[role].get(name)
     }
-    needed = sum(budget.engine_gpus[role] for role, _ in first)
-    return first if needed > left else set()
+    return first if sum(budget.engine_gpus[role] for role in first) > left else set()
 
 
 def _without_vain_ends(

@@ -32,7 +32,7 @@ from sluice_operator.service.rollout.in_place import plan_in_place
 from sluice_operator.service.rollout.lent_gpus import announced_first, says_interrupted
 from sluice_operator.service.rollout.mode_switch import Former, are_awaited, plan_former
 from sluice_operator.service.rollout.revisions import pool_state, replaces_pods
-from sluice_operator.service.rollout.surge import PoolState, Rollout, plan_rollout
+from sluice_operator.service.rollout.surge import Rollout, plan_rollout
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,8 @@ class PlannedRollout:
 
     rollout: Rollout
     """Roll-out of all pools."""
+    serves_ended_canary: bool
+    """Whether engines of a canary that has ended serve, as the former ones are gone."""
     pools: tuple[PlannedPool, ...]
     router: PlannedRouter
     former: Former
@@ -71,7 +73,12 @@ def roll_out(
     pools, stable = resolved.pools, resolved.revisions.stable
     states = tuple(pool_state(children, pool.spec, pool.config_map) for pool in pools)
     budget, former = budget_of(observed, spec), former_pools(service, children, spec)
-    rollout = plan_within(states, stable, _strategy(resolved, states, former), budget)
+    canary = _canary(resolved, former)
+    is_open = canary is not None and canary.is_open(states, stable)
+    plan = canary.plan if canary and is_open else _strategy(resolved)
+    rollout = plan_within(states, stable, plan, budget)
+    if canary and not is_open:
+        rollout = canary.with_shares(rollout, states, stable)
     waits = are_awaited(children, spec, states, former)
     before = resolved.revisions.router_of_other_mode(spec.mode)
     router = plan_router(observed, top, spec, resolved.revision.router, waits=waits, before=before)
@@ -87,6 +94,7 @@ def roll_out(
     surges = pod_surges(states, rollout, surge_budget, replaced)
     return PlannedRollout(
         rollout=rollout,
+        serves_ended_canary=bool(canary and canary.serves_though_ended(states, stable)),
         pools=tuple(_pool(top, pool, rollout, surges.get(pool.spec.role)) for pool in pools),
         router=router,
         former=plan_former(observed, states, former, router, stable.keys()),
@@ -94,18 +102,18 @@ def roll_out(
     )
 
 
-def _strategy(
-    resolved: ResolvedService, states: tuple[PoolState, ...], former: tuple[Manifest, ...]
-) -> PlanRollout:
-    """How revisions replace each other. Routers use the pools of one mode, so there is no canary
-    while pools of another mode (`former`) are there."""
-    rollout, revisions = resolved.spec.rollout, resolved.revisions
-    if rollout is None or rollout.strategy == "InPlace":
-        return plan_rollout if rollout is None else plan_in_place
-    if rollout.canary is None or former:
-        return plan_rollout
-    canary = Canary(rollout.canary, revisions.canary_of(resolved.revision))
-    return canary.plan if canary.is_open(states, revisions.stable) else plan_rollout
+def _strategy(resolved: ResolvedService) -> PlanRollout:
+    """How revisions replace each other without a canary."""
+    return plan_in_place if resolved.spec.replaces_in_place else plan_rollout
+
+
+def _canary(resolved: ResolvedService, former: tuple[Manifest, ...]) -> Canary | None:
+    """The canary of the spec. Routers use the pools of one mode, so there is none while pools of
+    another mode (`former`) are there."""
+    rollout = resolved.spec.rollout
+    if rollout is None or rollout.canary is None or former:
+        return None
+    return Canary(rollout.canary, resolved.revisions.canary_of(resolved.revision))
 
 
 def _pool(

@@ -42,6 +42,7 @@ def pool_state(children: Children, spec: EnginePoolSpec, config_map: Manifest) -
     pools = [p for p in of_kind(children, ENGINE_POOL) if p["spec"]["role"] == spec.role]
     planned = {name: count for pool in pools for name, count in _planned(pool).items()}
     failed = {name for pool in pools for name in _failed(pool)}
+    late = {name for pool in pools for name in _late(pool)}
     waiting = {name: count for pool in pools for name, count in _waiting(pool)}
     revisions: dict[str, RolloutRevision] = {}
     for item in engine_deployments(children, spec.service_name, pools, spec.role):
@@ -53,6 +54,7 @@ def pool_state(children: Children, spec: EnginePoolSpec, config_map: Manifest) -
             state,
             planned=planned.get(state.name, state.replicas),
             stopped=state.stopped or state.name in failed,
+            is_late=state.is_late or state.name in late,
             is_leaving=bool(planned) and state.name not in planned,
         )
     desired = revisions.pop(name, RolloutRevision(name, planned=planned.get(name), is_tried=False))
@@ -118,6 +120,21 @@ def _failed(pool: Manifest) -> tuple[str, ...]:
     return tuple(entry["name"] for entry in status.get("revisions") or () if entry["current"])
 
 
+def _late(pool: Manifest) -> tuple[str, ...]:
+    """Revision whose engines are not ready within their deadline, as the pool says of its present
+    spec. The Deployment itself says so only until it was complete once, even without engines."""
+    status = pool.get("status") or {}
+    reason = (find(status, UPDATED) or {}).get("reason")
+    is_late = reason == reasons.PROGRESS_DEADLINE_EXCEEDED and _is_observed(pool)
+    return _failed(pool) if is_late else ()
+
+
+def _is_observed(live: Manifest) -> bool:
+    """Whether an object's status is about its present spec."""
+    seen: int = (live.get("status") or {}).get("observedGeneration", 0)
+    return seen >= int(live["metadata"].get("generation", 0))
+
+
 def _waiting(pool: Manifest) -> Iterator[tuple[str, int]]:
     """How many pods of each revision load their model or wait in a queue, as the pool says."""
     for entry in (pool.get("status") or {}).get("revisions") or ():
@@ -127,7 +144,7 @@ def _waiting(pool: Manifest) -> Iterator[tuple[str, int]]:
 def _revision(deployment: Manifest, fingerprint: str, waiting: int) -> RolloutRevision:
     spec, status = deployment["spec"], deployment.get("status") or {}
     replicas = spec.get("replicas", 1)
-    seen = status.get("observedGeneration", 0) >= deployment["metadata"].get("generation", 0)
+    seen = _is_observed(deployment)
     counts = (status.get(key, 0) for key in ("replicas", "updatedReplicas", "availableReplicas"))
     return RolloutRevision(
         name=revision_of(deployment),
@@ -137,6 +154,6 @@ def _revision(deployment: Manifest, fingerprint: str, waiting: int) -> RolloutRe
         settled=seen and all(count == replicas for count in counts),
         fingerprint=fingerprint,
         stopped=has_stopped(deployment, waiting),
-        is_late=has_passed_deadline(deployment, waiting),
+        is_late=seen and has_passed_deadline(deployment, waiting),
         is_tried=not note_of(deployment, UNTRIED),
     )

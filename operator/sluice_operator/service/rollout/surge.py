@@ -109,6 +109,8 @@ class Rollout:
     """Share of requests for the desired revision, by pool; empty without a canary."""
     verdict: Verdict | None = None
     """Verdict about the canary to record, before an engine ends because of it."""
+    is_ended: bool = False
+    """Whether the canary was aborted or found worse, so that the spec is not carried out."""
 
 
 def plan_rollout(pools: tuple[PoolState, ...], stable: Revisions) -> Rollout:

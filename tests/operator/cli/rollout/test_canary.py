@@ -3,6 +3,7 @@ when the operator is killed meanwhile."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -10,15 +11,21 @@ from sluice_contract.cluster.labels import CANARY, REVISION
 from sluice_operator.cli.rollout.canary import (
     Decide,
     NoCanaryError,
-    aborted,
-    decided,
-    promoted,
-    promoted_to_all,
+    all_requests,
+    decision,
+    next_step,
+    no_requests,
 )
 from sluice_operator.cli.rollout.progress import as_text, progress_of
 from sluice_operator.cli.rollout.session import Session
-from sluice_operator.kube.kinds import DEPLOYMENT, ENGINE_POOL, INFERENCE_SERVICE, SERVICE
-from sluice_operator.service.revisions.revision import CanaryState
+from sluice_operator.kube.kinds import (
+    CONTROLLER_REVISION,
+    DEPLOYMENT,
+    ENGINE_POOL,
+    INFERENCE_SERVICE,
+    SERVICE,
+)
+from sluice_operator.service.revisions.revision import DECISION, STATE
 
 from tests.operator.harness.memory_cluster import MemoryCluster, running
 from tests.operator.statuses import condition
@@ -28,37 +35,24 @@ pytestmark = pytest.mark.process
 STEPS = {"canary": {"steps": [25, 50]}}
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        (CanaryState(), CanaryState(1)),
-        (CanaryState(1), CanaryState(1, "promoted")),
-        (CanaryState(7), CanaryState(7, "promoted")),
-        (CanaryState(1, "aborted"), CanaryState()),
-        (CanaryState(1, "worse"), CanaryState()),
-    ],
-)
-def test_a_promotion_is_a_step_and_after_the_last_all(
-    before: CanaryState, after: CanaryState
-) -> None:
-    assert promoted(before, [5, 25])[0] == after
-
-
 class Decisions:
     """Somebody with `sluice rollout` at a service."""
 
     def __init__(self, cluster: MemoryCluster) -> None:
         self.cluster = cluster
 
-    async def decides(self, decide: Decide, restarts: bool = False) -> None:
+    async def decides(
+        self, decide: Decide, restarts: bool = False, carried_out: bool = True
+    ) -> None:
         session = Session(self.cluster.api, "default", "chat")  # type: ignore[arg-type]
-        service, items = await session.service(), await session.revisions()
-        revision, _ = decided(service, items, decide)
-        (live,) = (item for item in items if item["metadata"]["name"] == revision.name)
-        await session.write_state(live, revision.state.to_json(revision.number))
+        items, service = await session.revisions(), await session.service()
+        revision, annotation, self.text = decision(service, items, decide)
+        (live,) = (item for item in items if item["metadata"]["name"] == revision)
+        await session.decide(live, annotation)
         if restarts:
             self.cluster.operator_starts()
-        await self.cluster.reconciled()
+        if carried_out:
+            await self.cluster.reconciled()
 
 
 class Person(Decisions):
@@ -81,8 +75,8 @@ class Person(Decisions):
     @property
     def label(self) -> str | None:
         labels = self.cluster.api.objects[SERVICE, "chat-mixed"]["metadata"]["labels"]
-        found: str | None = labels.get(CANARY)
-        return found
+        label: str | None = labels.get(CANARY)
+        return label
 
     @property
     def new(self) -> str:
@@ -94,8 +88,8 @@ class Person(Decisions):
         return self.engines[self.new], self.engines[self.former]
 
     def progressing(self) -> tuple[str, str]:
-        found = condition(self.cluster.status, "Progressing")
-        return found["status"], found["reason"]
+        progressing = condition(self.cluster.status, "Progressing")
+        return progressing["status"], progressing["reason"]
 
 
 async def rolled(**spec: Any) -> Person:
@@ -108,22 +102,22 @@ async def rolled(**spec: Any) -> Person:
 @pytest.mark.parametrize("restarts", [False, True])
 async def test_a_person_promotes_a_canary_step_by_step(restarts: bool) -> None:
     person = await rolled()
-    assert (person.counts, person.label) == ((1, 4), f"{person.new}.25")
+    assert (person.counts, person.label) == ((1, 4), f"{person.new}.{person.former}.25")
     assert person.progressing() == ("True", "CanaryStep")
     assert condition(person.cluster.status, "Ready")["status"] == "True"
-    await person.decides(promoted, restarts)
-    assert (person.counts, person.label) == ((2, 4), f"{person.new}.50")
+    await person.decides(next_step, restarts)
+    assert (person.counts, person.label) == ((2, 4), f"{person.new}.{person.former}.50")
     spec = person.cluster.api.objects[INFERENCE_SERVICE, "chat"]["spec"]
     assert spec["rollout"] == STEPS, "the spec is its user's"
     new = person.new
-    await person.decides(promoted, restarts)
+    await person.decides(next_step, restarts)
     assert (person.engines, person.label) == ({new: 4}, None)
     assert condition(person.cluster.status, "Updated")["status"] == "True"
     events = [event["reason"] for event in person.cluster.api.events]
     assert events.count("CanaryStep") == 2
     assert events.count("CanaryEnded") == 1
     with pytest.raises(NoCanaryError, match="no new revision"):
-        await person.decides(aborted)
+        await person.decides(no_requests)
 
 
 async def test_two_pools_are_one_canary() -> None:
@@ -133,9 +127,9 @@ async def test_two_pools_are_one_canary() -> None:
     objects = cluster.api.objects
     labels = [objects[SERVICE, pool]["metadata"]["labels"][CANARY] for pool in pools]
     shares = [objects[ENGINE_POOL, pool]["spec"]["revisions"] for pool in pools]
-    assert labels == [f"{each[0]['name']}.25" for each in shares]
+    assert labels == [f"{new['name']}.{former['name']}.25" for new, former in shares]
     assert [[share["replicas"] for share in each] for each in shares] == [[1, 2], [1, 4]]
-    await person.decides(promoted_to_all)
+    await person.decides(all_requests)
     assert [cluster.engines(pool) for pool in pools] == [2, 4]
     assert all(CANARY not in objects[SERVICE, pool]["metadata"]["labels"] for pool in pools)
     assert condition(cluster.status, "Updated")["status"] == "True"
@@ -144,16 +138,16 @@ async def test_two_pools_are_one_canary() -> None:
 async def test_all_steps_can_be_skipped() -> None:
     person = await rolled()
     new = person.new
-    await person.decides(promoted_to_all)
+    await person.decides(all_requests)
     assert person.engines == {new: 4}
 
 
 @pytest.mark.parametrize("restarts", [False, True])
 async def test_an_aborted_canary_is_not_tried_again_until_it_is_promoted(restarts: bool) -> None:
     person = await rolled()
-    await person.decides(promoted)
-    await person.decides(aborted, restarts)
-    assert (person.counts, person.label) == ((0, 4), f"{person.new}.0")
+    await person.decides(next_step)
+    await person.decides(no_requests, restarts)
+    assert (person.counts, person.label) == ((0, 4), None)
     assert person.progressing() == ("False", "CanaryAborted")
     assert condition(person.cluster.status, "Reconciling")["status"] == "False"
     assert condition(person.cluster.status, "Ready")["status"] == "True"
@@ -164,15 +158,15 @@ async def test_an_aborted_canary_is_not_tried_again_until_it_is_promoted(restart
     await person.cluster.edited(replicas=5)
     assert person.counts == (0, 5), "numbers are no other spec"
     with pytest.raises(NoCanaryError, match="ended already"):
-        await person.decides(aborted)
-    await person.decides(promoted, restarts)
-    assert (person.counts, person.label) == ((2, 5), f"{person.new}.25")
+        await person.decides(no_requests)
+    await person.decides(next_step, restarts)
+    assert (person.counts, person.label) == ((2, 5), f"{person.new}.{person.former}.25")
 
 
 async def test_another_spec_after_an_aborted_one_is_a_canary_again() -> None:
     person = await rolled()
     first = person.new
-    await person.decides(aborted)
+    await person.decides(no_requests)
     await person.cluster.edited(engine={"chunkSize": 128})
     assert first not in person.engines
     assert person.counts == (1, 4)
@@ -182,6 +176,31 @@ async def test_another_spec_after_an_aborted_one_is_a_canary_again() -> None:
     assert (person.engines, person.label) == ({person.former: 4}, None)
 
 
+async def test_an_undo_leaves_the_former_engines_all_requests_at_once() -> None:
+    person = await rolled()
+    person.cluster.is_down = lambda name: person.former in name
+    await person.cluster.reconciled()
+    labels = list[str | None]()
+    runs = person.cluster.deployment_runs
+
+    def deployment_runs(name: str) -> list[str]:
+        labels.append(person.label)
+        return runs(name)
+
+    person.cluster.deployment_runs = deployment_runs  # type: ignore[method-assign]
+    new = person.new
+    await person.cluster.edited(engine={})
+    serving = person.engines[new], person.label
+    assert serving == (1, f"{person.former}.{person.former}.0"), "it stays, as no other one serves"
+    events = person.cluster.api.events
+    (ended,) = (event["note"] for event in events if event["reason"] == "CanaryEnded")
+    assert ended.startswith(f"The canary of revision {new} is over: it gets no request. ")
+    person.cluster.is_down = lambda name: False
+    await person.cluster.reconciled()
+    assert (person.engines, person.label) == ({person.former: 4}, None)
+    assert labels[0] == f"{person.former}.{person.former}.0", "before an engine leaves"
+
+
 async def test_a_canary_whose_engines_are_late_is_halted_and_stays_so() -> None:
     person = Person(await running(replicas=4, rollout=STEPS))
     person.cluster.is_down = lambda name: "-mixed-" in name and person.former not in name
@@ -189,7 +208,7 @@ async def test_a_canary_whose_engines_are_late_is_halted_and_stays_so() -> None:
     assert person.counts == (1, 4)
     person.cluster.is_late = person.cluster.is_down
     await person.cluster.reconciled()
-    assert (person.counts, person.label) == ((0, 4), f"{person.new}.0")
+    assert (person.counts, person.label) == ((0, 4), None)
     assert person.progressing() == ("False", "RolloutHalted")
     person.cluster.operator_starts()
     await person.cluster.reconciled()
@@ -200,15 +219,15 @@ async def test_nothing_is_decided_before_the_operator_has_seen_the_spec() -> Non
     person = await rolled()
     person.cluster.api.edit(INFERENCE_SERVICE, "chat", {"engine": {"chunkSize": 128}})
     with pytest.raises(NoCanaryError, match="not looked at"):
-        await person.decides(promoted)
+        await person.decides(next_step)
     without = Person(await running(replicas=2))
     with pytest.raises(NoCanaryError, match=r"spec\.rollout\.canary is not set"):
-        await without.decides(promoted)
+        await without.decides(next_step)
 
 
 async def test_a_lost_status_and_a_second_run_change_nothing() -> None:
     person = await rolled()
-    await person.decides(promoted)
+    await person.decides(next_step)
     before = (person.engines, person.label)
     for place in ((INFERENCE_SERVICE, "chat"), (ENGINE_POOL, "chat-mixed")):
         person.cluster.api.objects[place]["status"] = {}
@@ -224,8 +243,80 @@ async def test_the_command_shows_the_step_and_the_engines_of_both_revisions() ->
     person = await rolled()
     objects = person.cluster.api.objects
     text = as_text(objects[INFERENCE_SERVICE, "chat"], [objects[ENGINE_POOL, "chat-mixed"]])
-    assert "Waiting: CanaryStep: Step 1 of 2, 25 % of requests" in text
+    assert "Canary: CanaryStep: Step 1 of 2, 25 % of requests" in text
+    assert text.count("Step 1 of 2") == 1
     assert [line.split() for line in text.splitlines()[2:4]] == [
         ["mixed", person.new, "wanted", "1", "1"],
         ["mixed", person.former, "former", "4", "4"],
     ]
+
+
+async def test_a_decision_is_not_lost_where_the_operator_writes_and_not_taken_twice() -> None:
+    person = await rolled()
+    await person.decides(next_step, carried_out=False)
+    with pytest.raises(NoCanaryError, match="not carried out the last decision"):
+        await person.decides(next_step)
+    await person.cluster.edited(replicas=5)
+    assert person.text == "step 2 of 2, 50 % of requests"
+    assert person.counts == (3, 5)
+    notes = [
+        item["metadata"]["annotations"]
+        for (kind, _), item in person.cluster.api.objects.items()
+        if kind is CONTROLLER_REVISION
+    ]
+    (decided,) = (note[DECISION] for note in notes if DECISION in note)
+    assert json.loads(decided) == {"step": 1, "decision": 1}, "the operator does not write it"
+    await person.decides(no_requests)
+    await person.decides(next_step)
+    assert person.text == "tried again: step 1 of 2, 25 % of requests"
+    assert person.counts == (2, 5)
+
+
+async def test_a_step_is_promoted_once_its_engines_are_ready_or_in_full() -> None:
+    person = Person(await running(replicas=4, rollout=STEPS))
+    person.cluster.is_down = lambda name: "-mixed-" in name and person.former not in name
+    await person.cluster.edited(engine={"chunkSize": 64})
+    assert person.label == f"{person.new}.{person.former}.0"
+    assert person.progressing()[1] != "CanaryStep"
+    with pytest.raises(NoCanaryError, match=r"step 1 is not reached.*0 of 1 engines"):
+        await person.decides(next_step)
+    await person.decides(all_requests)
+    assert person.counts == (4, 4)
+
+
+async def test_a_canary_can_be_aborted_while_another_spec_is_refused() -> None:
+    person = await rolled()
+    refused = {"strategy": "InPlace", "canary": {"steps": [25]}}
+    await person.cluster.edited(rollout=refused)
+    await person.decides(no_requests)
+    assert person.counts == (0, 4)
+
+
+async def test_a_spec_of_another_release_is_no_traceback() -> None:
+    person = await rolled()
+    (item,) = (
+        item
+        for (kind, _), item in person.cluster.api.objects.items()
+        if kind is CONTROLLER_REVISION and item["revision"] == 2
+    )
+    item["data"]["spec"]["later"] = 1
+    with pytest.raises(NoCanaryError, match=r"its spec cannot be read.*later"):
+        await person.decides(next_step)
+    await person.decides(no_requests)
+    assert json.loads(item["metadata"]["annotations"][STATE])["number"] == 2
+
+
+async def test_an_aborted_canary_whose_former_engines_are_gone_serves_and_a_warning_says_so() -> (
+    None
+):
+    person = await rolled()
+    new = person.new
+    await person.decides(no_requests)
+    events = person.cluster.api.events
+    assert "EndedCanaryServes" not in [event["reason"] for event in events]
+    (former,) = (name for name in person.cluster.names(DEPLOYMENT) if person.former in name)
+    person.cluster.api.delete(DEPLOYMENT, former)
+    await person.cluster.reconciled()
+    assert person.engines == {new: 4}
+    types = [event["type"] for event in events if event["reason"] == "EndedCanaryServes"]
+    assert types == ["Warning"]

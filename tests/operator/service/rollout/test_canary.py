@@ -15,7 +15,8 @@ from sluice_operator.api.scaling import CanarySpec
 from sluice_operator.service.revisions.revision import CanaryState, Verdict
 from sluice_operator.service.rollout.canary import Canary
 from sluice_operator.service.rollout.gpu_budget import Budget, PodCounts, plan_within
-from sluice_operator.service.rollout.surge import PoolState, Rollout, RolloutRevision
+from sluice_operator.service.rollout.in_place import plan_in_place
+from sluice_operator.service.rollout.surge import PoolState, Rollout, RolloutRevision, plan_rollout
 
 from tests.examples import examples
 
@@ -32,12 +33,17 @@ def canary(step: int = 0, verdict: Verdict | None = None, **spec: Any) -> Canary
     return Canary(CanarySpec(**{"steps": [25, 50]} | spec), CanaryState(step, verdict))
 
 
-def plan(found: Canary, replicas: int, desired: RolloutRevision | None = None) -> Rollout:
+def ready(count: int, name: str = "b") -> RolloutRevision:
+    """A revision of which so many engines are ready."""
+    return RolloutRevision(name, count, count, count)
+
+
+def plan(present: Canary, replicas: int, desired: RolloutRevision | None = None) -> Rollout:
     """The plan of a pool with a complete revision `a`."""
     new = desired or RolloutRevision("b", is_tried=False)
     pools = (PoolState(MIXED, replicas, new, (full("a", replicas),)),)
-    assert found.is_open(pools, STABLE)
-    return found.plan(pools, STABLE)
+    assert present.is_open(pools, STABLE)
+    return present.plan(pools, STABLE)
 
 
 @pytest.mark.parametrize(
@@ -47,15 +53,42 @@ def plan(found: Canary, replicas: int, desired: RolloutRevision | None = None) -
 def test_a_canary_has_its_share_of_engines_beside_all_former_ones(
     replicas: int, percent: int, engines: int
 ) -> None:
-    found = plan(canary(steps=[percent]), replicas)
-    assert found.shares == {MIXED: {"b": engines, "a": replicas}}
-    assert found.canary == {MIXED: CanaryShare("b", percent)}
-    assert (found.reason, found.stable) == ("CanaryStep", STABLE)
+    rollout = plan(canary(steps=[percent]), replicas, ready(engines))
+    assert rollout.shares == {MIXED: {"b": engines, "a": replicas}}
+    assert rollout.canary == {MIXED: CanaryShare("b", "a", percent)}
+    assert (rollout.reason, rollout.stable) == ("CanaryStep", STABLE)
+
+
+@pytest.mark.parametrize(
+    ("engines", "percent"), [(0, 0), (1, 5), (4, 5), (5, 25), (9, 25), (10, 50)]
+)
+def test_the_share_is_that_of_the_largest_step_whose_engines_are_ready(
+    engines: int, percent: int
+) -> None:
+    rollout = plan(canary(step=2, steps=[5, 25, 50, 75]), 20, ready(engines))
+    assert rollout.shares == {MIXED: {"b": 10, "a": 20}}
+    assert rollout.canary == {MIXED: CanaryShare("b", "a", percent)}
+    assert rollout.reason == ("CanaryStep" if percent == 50 else "RollingOut")
+    text = f"Step 3 of 4, {percent} % of requests go to the new revision"
+    until = " until its engines for 50 % are ready: "
+    assert rollout.message.startswith(text + (" (`" if percent == 50 else until))
+
+
+def test_of_two_pools_the_share_waits_for_the_engines_of_both() -> None:
+    roles = {PREFILL: ready(2, "p2"), DECODE: ready(1, "d2")}
+    pools = tuple(
+        PoolState(role, 8, new, (full(new.name[0] + "1", 8),)) for role, new in roles.items()
+    )
+    rollout = canary(steps=[10, 25], step=1).plan(pools, {PREFILL: "p1", DECODE: "d1"})
+    assert rollout.canary == {
+        PREFILL: CanaryShare("p2", "p1", 10),
+        DECODE: CanaryShare("d2", "d1", 10),
+    }
 
 
 def test_a_complete_canary_of_a_single_engine_ends_nothing() -> None:
-    found = plan(canary(), 1, full("b", 1))
-    assert (found.shares, found.stable) == ({MIXED: {"b": 1, "a": 1}}, STABLE)
+    rollout = plan(canary(), 1, full("b", 1))
+    assert (rollout.shares, rollout.stable) == ({MIXED: {"b": 1, "a": 1}}, STABLE)
 
 
 def test_the_message_says_the_step_the_engines_and_what_comes_next() -> None:
@@ -63,29 +96,30 @@ def test_the_message_says_the_step_the_engines_and_what_comes_next() -> None:
         "Step 1 of 2, 25 % of requests go to the new revision (`sluice rollout promote`: 50 %, "
         "`abort`: none): pool mixed: 1 of 1 engines of revision b ready, 4 of 4 of a."
     )
-    assert "`sluice rollout promote`: all" in plan(canary(step=1), 4).message
-    assert "Step 1 of 1, 10 %" in plan(canary(step=4, steps=[10]), 4).message, "fewer steps now"
+    assert "`sluice rollout promote`: all" in plan(canary(step=1), 4, full("b", 2)).message
+    fewer = plan(canary(step=4, steps=[10]), 4, full("b", 1))
+    assert "Step 1 of 1, 10 %" in fewer.message, "fewer steps now"
 
 
 def test_the_stable_engines_follow_the_need_and_the_canary_its_share() -> None:
     for replicas in (2, 9):
         pool = PoolState(MIXED, replicas, full("b", 1), (full("a", 4),))
-        found = canary().plan((pool,), STABLE)
-        assert found.shares[MIXED] == {"b": ceil(replicas / 4), "a": replicas}
+        rollout = canary().plan((pool,), STABLE)
+        assert rollout.shares[MIXED] == {"b": ceil(replicas / 4), "a": replicas}
 
 
 @pytest.mark.parametrize("verdict", ["aborted", "worse"])
 def test_the_engines_of_a_canary_that_has_ended_go(verdict: Verdict) -> None:
-    found = plan(canary(verdict=verdict), 4, full("b", 1))
-    assert found.shares == {MIXED: {"b": 0, "a": 4}}
-    assert found.canary == {MIXED: CanaryShare("b", 0)}
-    assert found.reason == {"aborted": "CanaryAborted", "worse": "RolloutHalted"}[verdict]
+    rollout = plan(canary(verdict=verdict), 4, full("b", 1))
+    assert rollout.shares == {MIXED: {"b": 0, "a": 4}}
+    assert rollout.canary == {MIXED: CanaryShare("b", "a", 0)}
+    assert rollout.reason == {"aborted": "CanaryAborted", "worse": "RolloutHalted"}[verdict]
 
 
 def test_engines_that_are_late_end_the_canary_once_that_is_recorded() -> None:
     late = RolloutRevision("b", 1, is_late=True)
-    found = plan(canary(), 4, late)
-    assert (found.verdict, found.shares) == ("worse", {MIXED: {"b": 1, "a": 4}})
+    rollout = plan(canary(), 4, late)
+    assert (rollout.verdict, rollout.shares) == ("worse", {MIXED: {"b": 1, "a": 4}})
     assert plan(canary(on_worse="Hold"), 4, late).verdict is None
     assert plan(canary(verdict="aborted"), 4, late).verdict is None
 
@@ -99,6 +133,58 @@ def test_there_is_no_canary_without_a_complete_revision_or_once_promoted() -> No
     assert not promoted.is_open((PoolState(MIXED, 2, new, (former,)),), STABLE)
 
 
+def labels_beside(present: Canary, *pools: PoolState) -> list[str]:
+    """The pools' labels beside another plan than the canary's own."""
+    assert not present.is_open(pools, STABLE)
+    planned = present.with_shares(plan_rollout(pools, STABLE), pools, STABLE)
+    return [share.label for share in planned.canary.values()]
+
+
+@pytest.mark.parametrize("fewer", [0, 1])
+def test_after_an_undo_the_former_engines_have_all_requests_until_the_others_are_gone(
+    fewer: int,
+) -> None:
+    stable = replace(full("a", 4), ready=4 - fewer, settled=not fewer)
+    assert labels_beside(canary(), PoolState(MIXED, 4, stable, (full("b", 1),))) == ["a.a.0"]
+    leaving = replace(full("b", 0), ready=1, settled=False)
+    assert labels_beside(canary(), PoolState(MIXED, 4, stable, (leaving,))) == ["a.a.0"]
+    assert labels_beside(canary(), PoolState(MIXED, 4, stable, (full("b", 0),))) == []
+    assert labels_beside(canary(), PoolState(MIXED, 4, stable)) == []
+
+
+def test_a_third_revision_has_its_share_beside_the_stable_one_alone() -> None:
+    pools = (PoolState(MIXED, 4, RolloutRevision("c"), (full("a", 4), full("b", 1))),)
+    assert canary().plan(pools, STABLE).canary == {MIXED: CanaryShare("c", "a", 0)}
+
+
+def test_a_promoted_canary_keeps_its_last_share_until_it_is_complete() -> None:
+    promoted = canary(step=1, verdict="promoted")
+    former = full("a", 4)
+    for engines, label in ((0, "b.a.0"), (1, "b.a.25"), (3, "b.a.50"), (4, "b.a.50")):
+        pool = PoolState(MIXED, 4, ready(engines), (former,))
+        assert labels_beside(promoted, pool) == [label], engines
+    pools = (PoolState(MIXED, 4, full("b", 4), (former,)),)
+    complete = {MIXED: "b"}
+    planned = promoted.with_shares(plan_rollout(pools, complete), pools, complete)
+    assert planned.canary == {MIXED: CanaryShare("b", "b", 0)}, "until the former engines are gone"
+
+
+def test_requests_follow_the_engines_where_the_former_ones_make_way_one_by_one() -> None:
+    pools = (PoolState(MIXED, 4, ready(2), (full("a", 3),)),)
+    promoted = canary(step=1, verdict="promoted")
+    assert promoted.with_shares(plan_in_place(pools, STABLE), pools, STABLE).canary == {}
+
+
+@pytest.mark.parametrize("verdict", ["aborted", "worse"])
+def test_a_canary_that_has_ended_has_no_label_once_its_engines_are_gone(verdict: Verdict) -> None:
+    over = canary(verdict=verdict)
+    leaving = RolloutRevision("b", 0, settled=False)
+    assert plan(over, 4, leaving).canary == {MIXED: CanaryShare("b", "a", 0)}
+    assert plan(over, 4, full("b", 0)).canary == {}
+    assert plan(over, 4).canary == {}
+    assert plan(over, 4).is_ended
+
+
 def two_pools(replicas: int = 4) -> tuple[PoolState, ...]:
     """Of prefill another revision is desired, of decode the same."""
     prefill = PoolState(PREFILL, replicas, RolloutRevision("p2"), (full("p1", replicas),))
@@ -107,28 +193,69 @@ def two_pools(replicas: int = 4) -> tuple[PoolState, ...]:
 
 def test_a_pool_that_is_not_changed_serves_both_revisions() -> None:
     stable = {PREFILL: "p1", DECODE: "d1"}
-    found = canary().plan(two_pools(), stable)
-    assert found.shares == {PREFILL: {"p2": 1, "p1": 4}, DECODE: {"d1": 4}}
-    assert found.canary == {PREFILL: CanaryShare("p2", 25), DECODE: CanaryShare("all", 25)}
+    prefill, decode = two_pools()
+    prefill = replace(prefill, desired=ready(1, "p2"))
+    rollout = canary().plan((prefill, decode), stable)
+    assert rollout.shares == {PREFILL: {"p2": 1, "p1": 4}, DECODE: {"d1": 4}}
+    labels = {role: share.label for role, share in rollout.canary.items()}
+    assert labels == {PREFILL: "p2.p1.25", DECODE: "d1.d1.25"}
 
 
 def test_pools_that_cannot_work_together_are_named() -> None:
     prefill, decode = two_pools()
     prefill = replace(prefill, desired=replace(prefill.desired, fingerprint="int8"))
     decode = replace(decode, desired=replace(decode.desired, fingerprint="auto"))
-    found = canary().plan((prefill, decode), {PREFILL: "p1", DECODE: "d1"})
-    assert found.reason == "WaitsForPool"
-    assert "cannot work together" in found.message
+    rollout = canary().plan((prefill, decode), {PREFILL: "p1", DECODE: "d1"})
+    assert rollout.reason == "WaitsForPool"
+    assert "cannot work together" in rollout.message
 
 
 @pytest.mark.parametrize(("gpus", "engines"), [(4, 0), (5, 1)])
 def test_a_canary_waits_for_the_budget_and_ends_nothing(gpus: int, engines: int) -> None:
     pools = (PoolState(MIXED, 4, RolloutRevision("b", is_tried=False), (full("a", 4),)),)
     budget = Budget(gpus, {MIXED: 1}, {MIXED: PodCounts({"a": 4}, 0)})
-    found = plan_within(pools, STABLE, canary().plan, budget)
-    assert found.shares == {MIXED: {"b": engines, "a": 4}}
-    assert found.reason == ("CanaryStep" if engines else "WaitsForBudget")
-    assert found.canary == {MIXED: CanaryShare("b", 25)}
+    rollout = plan_within(pools, STABLE, canary().plan, budget)
+    assert rollout.shares == {MIXED: {"b": engines, "a": 4}}
+    assert rollout.reason == ("RollingOut" if engines else "WaitsForBudget")
+    assert rollout.canary == {MIXED: CanaryShare("b", "a", 0)}
+
+
+def within(gpus: int, replicas: int, new: int, former: int) -> Rollout:
+    """The plan where so many engines of both revisions are there."""
+    a = replace(full("a", former), is_tried=former > 0)
+    pools = (PoolState(MIXED, replicas, full("b", new), (a,)),)
+    budget = Budget(gpus, {MIXED: 1}, {MIXED: PodCounts({"a": former, "b": new}, 0)})
+    return plan_within(pools, STABLE, canary(steps=[25, 50]).plan, budget)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "replicas", "new", "former", "shares"),
+    [
+        (6, 5, 1, 4, {"b": 1, "a": 5}),
+        (5, 5, 1, 4, {"b": 1, "a": 4}),
+        (7, 5, 1, 4, {"b": 2, "a": 5}),
+        (1, 1, 0, 0, {"b": 0, "a": 1}),
+        (2, 1, 0, 0, {"b": 1, "a": 1}),
+    ],
+)
+def test_stable_engines_get_gpus_first(
+    gpus: int, replicas: int, new: int, former: int, shares: dict[str, int]
+) -> None:
+    rollout = within(gpus, replicas, new, former)
+    assert rollout.shares == {MIXED: shares}
+    assert (rollout.reason == "WaitsForBudget") is (
+        sum(shares.values()) < replicas + -(-replicas // 4)
+    )
+
+
+def test_no_canary_engine_comes_while_a_stable_one_of_the_other_pool_waits() -> None:
+    prefill = PoolState(PREFILL, 8, full("p2", 1), (full("p1", 8),))
+    decode = PoolState(DECODE, 3, full("d2", 1), (full("d1", 1),))
+    counted = {PREFILL: PodCounts({"p1": 8, "p2": 1}, 0), DECODE: PodCounts({"d1": 1, "d2": 1}, 0)}
+    budget = Budget(14, {PREFILL: 1, DECODE: 2}, counted)
+    stable = {PREFILL: "p1", DECODE: "d1"}
+    rollout = plan_within((prefill, decode), stable, canary().plan, budget)
+    assert rollout.shares == {PREFILL: {"p2": 1, "p1": 8}, DECODE: {"d2": 1, "d1": 1}}
 
 
 @pytest.mark.parametrize(("gpus", "engines"), [(5, 0), (6, 1)])
@@ -141,12 +268,12 @@ def test_of_two_pools_neither_begins_without_room_for_both(gpus: int, engines: i
     stable = {role: f"{name}1" for role, name in roles.items()}
     counted = {role: PodCounts({stable[role]: 2}, 0) for role in roles}
     budget = Budget(gpus, dict.fromkeys(roles, 1), counted)
-    found = plan_within(pools, stable, canary().plan, budget)
-    assert found.shares == {
+    rollout = plan_within(pools, stable, canary().plan, budget)
+    assert rollout.shares == {
         PREFILL: {"p2": engines, "p1": 2},
         DECODE: {"d2": engines, "d1": 2},
     }
-    assert found.reason == ("CanaryStep" if engines else "WaitsForBudget")
+    assert rollout.reason == ("RollingOut" if engines else "WaitsForBudget")
 
 
 revisions = st.builds(
@@ -168,7 +295,7 @@ def test_whatever_becomes_of_a_canary_all_former_engines_stay(
     new: RolloutRevision, state: CanaryState, replicas: int, ready: int
 ) -> None:
     former = RolloutRevision("a", replicas, ready)
-    found = Canary(CanarySpec(steps=[5, 25]), state)
-    planned = found.plan((PoolState(MIXED, replicas, new, (former,)),), STABLE)
+    present = Canary(CanarySpec(steps=[5, 25]), state)
+    planned = present.plan((PoolState(MIXED, replicas, new, (former,)),), STABLE)
     assert planned.shares[MIXED]["a"] == replicas
     assert planned.stable == STABLE

@@ -115,6 +115,30 @@ def test_a_pool_says_what_keeps_its_engines_from_starting(reason: str, stopped: 
     assert not _state(_says("AllReady", "True"), _deployment(NEW)).desired.stopped
 
 
+@pytest.mark.parametrize(
+    ("reason", "observed", "is_late"),
+    [
+        ("ProgressDeadlineExceeded", 1, True),
+        ("ProgressDeadlineExceeded", 0, False),
+        ("ModelLoadFailed", 1, False),
+    ],
+)
+def test_a_pool_says_that_engines_of_a_deployment_that_was_complete_once_are_late(
+    reason: str, observed: int, *, is_late: bool
+) -> None:
+    says = _says(reason)
+    says["metadata"] = says["metadata"] | {"generation": 1}
+    says["status"]["observedGeneration"] = observed
+    assert _state(says, _deployment(NEW)).desired.is_late is is_late
+
+
+def test_what_a_deployment_said_of_its_former_number_of_engines_is_not_late() -> None:
+    late = _deployment(NEW, conditions=[LATE], observedGeneration=1)
+    assert _state(pool(NEW), late).desired.is_late
+    late["metadata"]["generation"] = 2
+    assert not _state(pool(NEW), late).desired.is_late
+
+
 def test_a_deployment_whose_engines_load_is_not_late() -> None:
     late = _deployment(NEW, conditions=[LATE])
     loading = {"name": revision_of(late), "current": True, "loading": 1}
@@ -137,7 +161,7 @@ def test_one_whose_engines_wait_in_a_queue_is_not_late(
     counts: dict[str, int], *, is_late: bool
 ) -> None:
     """In place, a roll-out that is late gives the places of its new engines back."""
-    status = {"conditions": [LATE], "replicas": 3, "readyReplicas": 1}
+    status = {"conditions": [LATE], "replicas": 3, "readyReplicas": 1, "observedGeneration": 1}
     late = _deployment(NEW, **status)
     revision = {"name": revision_of(late), "current": True, **counts}
     desired = _state(pool(NEW) | {"status": {"revisions": [revision]}}, late).desired
@@ -145,7 +169,7 @@ def test_one_whose_engines_wait_in_a_queue_is_not_late(
 
 
 def test_a_roll_out_in_place_waits_for_a_queue_longer_than_its_deadline() -> None:
-    status: Manifest = {"replicas": 1, "conditions": [LATE]}
+    status: Manifest = {"replicas": 1, "conditions": [LATE], "observedGeneration": 1}
     old = with_replicas(_deployment(OLD, replicas=2, readyReplicas=2), 2)
     new = with_replicas(_deployment(NEW, **status), 1)
     names = revision_of(new), revision_of(old)
