@@ -22,6 +22,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.kernels.packed_matrices import packed_matrix
 from tests.kernels.triton.shapes import (
+    MULTIPLIED,
+    OUTPUTS,
     choice_call,
     decode_call,
     gate_call,
@@ -200,6 +202,18 @@ def products_of_checkpoints(rows: int, dtype: torch.dtype) -> Iterator[Call]:
             yield product_call(Kind.INT4, rows, dtype, group=group, grouped=way)
         for biased in (True, False):
             yield product_call(Kind.PLAIN, rows, dtype, grouped=way, biased=biased)
+
+
+def test_products_that_are_tested_on_a_gpu_are_those_built_ahead() -> None:
+    """Dense matrices are multiplied in FP8 and INT4 only."""
+    built, outs = set(build.products()), OUTPUTS
+    for (kind, group, width), rows in itertools.product(MULTIPLIED, (1, 150)):
+        sizes: dict[str, Any] = {"group": group, "width": width, "outs": outs}
+        for way in ("reads", "writes"):
+            call = product_call(kind, rows, grouped=way, biased=kind is Kind.MXFP4, **sizes)
+            assert call.program() in built
+        for dtype in (torch.bfloat16, torch.float16) if kind in (Kind.FP8, Kind.INT4) else ():
+            assert product_call(kind, rows, dtype, biased=True, **sizes).program() in built
 
 
 def test_a_program_is_built_only_for_gpus_that_can_run_it(
