@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from sluice_contract.config.model_shape import Config, ModelShape
-from sluice_contract.config.supported import QUANTISATIONS
+from sluice_contract.config.supported import QUANTISATIONS, unsupported_key
 from sluice_contract.config.unquantised import unquantised_layers
 
 QUANTISATION_KEYS: Final = ("quantization_config", "compression_config")
@@ -86,10 +86,11 @@ def quantisation_of(config: Config) -> str | None:
     method = value.get("quant_method") if isinstance(value, Mapping) else None
     if not isinstance(value, Mapping) or not isinstance(method, str):
         return key
-    required = QUANTISATIONS.get(method)
-    if required is None or value.get(required.key) == required.value:
+    refused = unsupported_key(method, value) if method in QUANTISATIONS else None
+    if refused is None:
         return method
-    return f"{method} ({required.key} {value.get(required.key, 'missing')})"
+    path, found, _ = refused
+    return f"{method} ({path} {'missing' if found is None else found})"
 
 
 def packable(packing: Packing, shape: ModelShape) -> Packing | None:

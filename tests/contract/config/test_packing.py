@@ -19,7 +19,7 @@ from sluice_contract.config.packing import (
     rank_sizes,
     widest_part,
 )
-from sluice_contract.config.supported import QUANTISATIONS
+from sluice_contract.config.supported import QUANTISATIONS, allowed_quantisations
 from sluice_contract.config.unquantised import MAX_LAYERS, unquantised_layers
 
 from tests.published_configs import CONFIGS
@@ -241,6 +241,15 @@ W4A16 = {
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt (quant_algo NVFP4)"),
         ({"quant_method": "modelopt"}, "modelopt (quant_algo missing)"),
         ({"quant_method": "quark"}, "quark"),
+        ({"quant_method": "gptq", "bits": 4, "desc_act": True}, "gptq (desc_act True)"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"a": 1}}, "gptq (dynamic {'a': 1})"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "awq (version gemv)"),
+        ({"quant_method": "awq", "bits": 4}, "awq (zero_point missing)"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "fp8 (fmt e5m2)"),
+        (
+            W4A16 | {"format": "float-quantized"},
+            "compressed-tensors (config_groups.group_0.weights.type int)",
+        ),
     ],
 )
 def test_formats_that_no_engine_reads_are_named(quantised: dict[str, Any], name: str) -> None:
@@ -248,3 +257,15 @@ def test_formats_that_no_engine_reads_are_named(quantised: dict[str, Any], name:
     assert facts.quantization == name
     assert facts.packed_parts is None
     assert name not in QUANTISATIONS
+
+
+def test_what_is_allowed_names_the_refused_key() -> None:
+    other = "awq, compressed-tensors, fp8, gptq, modelopt, mxfp4"
+    assert allowed_quantisations("quark") == other
+    for name, allowed in (
+        ("gptq (desc_act True)", "gptq (desc_act absent or False)"),
+        ("fp8 (fmt e5m2)", "fp8 (fmt absent or e4m3 or float8_e4m3fn)"),
+        ("compressed-tensors (config_groups.group_0.weights.num_bits 4)",
+         "compressed-tensors (config_groups.*.weights.num_bits 8)"),
+    ):  # fmt: skip
+        assert allowed_quantisations(name) == other.replace(allowed.split(" ")[0], allowed)
