@@ -192,9 +192,9 @@ def _in_blocks(block: object) -> Packing:
 
 def _int4(value: Mapping[str, Any], scale_bytes: int) -> Packing | None:
     group = value.get("group_size", value.get("q_group_size"))
-    if type(group) is not int or group < 1:
+    if type(group) is not int or (group < 1 and group != -1):
         return None
-    return Packing(4, scale_bytes + 1, group)
+    return Packing(4, scale_bytes + 1, group if group > 0 else None)
 
 
 _METHODS: Final[Mapping[str, Callable[[Mapping[str, Any], int], Packing | None]]] = {
