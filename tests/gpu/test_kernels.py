@@ -95,7 +95,7 @@ def test_inputs_of_decode_steps(rows: int) -> None:
     assert all(map(torch.equal, ours, theirs))
 
 
-@pytest.mark.parametrize("rows", [1, 16, 300])
+@pytest.mark.parametrize("rows", [1, 16, 40, 300])
 @pytest.mark.parametrize("dtype", TYPES[:2])
 @pytest.mark.parametrize(("kind", "group", "width"), MULTIPLIED)
 def test_products_with_packed_weights(
@@ -112,7 +112,7 @@ def test_products_with_packed_weights(
     )
 
 
-@pytest.mark.parametrize("tokens", [1, 300])
+@pytest.mark.parametrize("tokens", [1, 100, 300])
 @pytest.mark.parametrize(("kind", "group", "width"), MULTIPLIED)
 def test_products_by_expert(kind: Kind, group: int, width: int, tokens: int) -> None:
     """Experts of whom some have no token, gate and up, and down into the tokens' places. Only

@@ -55,8 +55,12 @@ class Tile:
 
 _FEW_ROWS: Final = Tile(16, 64, 128, 4)
 """Reads weights: as many bytes are under way as fit."""
+_SOME_ROWS: Final = Tile(32, 64, 128, 4)
+"""Reads weights likewise; the second 32 rows find them in the GPU's cache."""
 _MANY_ROWS: Final = Tile(64, 128, 64, 8)
 """Multiplies: weights that are unpacked serve 64 rows."""
+_TILES: Final = ((16, _FEW_ROWS), (64, _SOME_ROWS))
+"""Most rows of each tile; more have the last one."""
 
 Value = int | float
 Constant = int | None
@@ -258,7 +262,7 @@ def clamped_swiglu(gate_up: Tensor, out: Tensor, alpha: float, limit: float) -> 
 
 def tile_for(rows: int) -> Tile:
     """The tile for products of `rows` rows of each matrix."""
-    return _FEW_ROWS if rows <= _FEW_ROWS.rows else _MANY_ROWS
+    return next((tile for most, tile in _TILES if rows <= most), _MANY_ROWS)
 
 
 def inputs_of_tile(matrix: PackedMatrix, tile: Tile) -> int:

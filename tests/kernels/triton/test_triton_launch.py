@@ -177,7 +177,7 @@ def test_an_image_brings_what_common_models_launch(
         for dim in (128, 256)
         for ids in (torch.int32, torch.int64)
     ]
-    for rows, dtype in itertools.product((1, 99), (torch.float16, torch.bfloat16)):
+    for rows, dtype in itertools.product((1, 40, 99), (torch.float16, torch.bfloat16)):
         launched += products_of_checkpoints(rows, dtype)
     for architecture in (80, 89, 90):
         ours = launcher(Library(), architecture, tmp_path)
@@ -207,7 +207,7 @@ def products_of_checkpoints(rows: int, dtype: torch.dtype) -> Iterator[Call]:
 def test_products_that_are_tested_on_a_gpu_are_those_built_ahead() -> None:
     """Dense matrices are multiplied in FP8 and INT4 only."""
     built, outs = set(build.products()), OUTPUTS
-    for (kind, group, width), rows in itertools.product(MULTIPLIED, (1, 150)):
+    for (kind, group, width), rows in itertools.product(MULTIPLIED, (1, 40, 150)):
         sizes: dict[str, Any] = {"group": group, "width": width, "outs": outs}
         for way in ("reads", "writes"):
             call = product_call(kind, rows, grouped=way, biased=kind is Kind.MXFP4, **sizes)
@@ -234,7 +234,7 @@ def test_one_program_serves_products_of_all_sizes() -> None:
     assert several[0].program() == several[1].program()
 
 
-@pytest.mark.parametrize("rows", [1, 99])
+@pytest.mark.parametrize("rows", [1, 40, 99])
 def test_a_tile_fits_the_shared_memory_of_every_gpu(rows: int) -> None:
     """Three stages of 16-bit numbers: GPUs of 8.6, 8.9 and 12.0 have 99 KiB for a block."""
     tile = calls.tile_for(rows)
