@@ -12,6 +12,7 @@ from typing import Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from sluice_kernels.packed import BLOCK as PACKED_INPUTS
 from sluice_kernels.packed import Grouping, Kind, PackedMatrix, dequantised
 from sluice_kernels.triton import operators
 from torch import Tensor
@@ -27,6 +28,7 @@ DENSE: Final = {"qwen3-8b.gate_up": (24_576, 4096), "llama3-70b.down": (8192, 28
 EXPERTS: Final = {
     "gpt-oss-20b": (Kind.MXFP4, 32, 4, 5760, 2880),
     "qwen3-30b-a3b": (Kind.PLAIN, 128, 8, 1536, 2048),
+    "qwen3-30b-a3b-int4": (Kind.INT4, 128, 8, 1536, 2048),
 }
 """Experts, how many of them a token has, and outputs and inputs of gate and up."""
 
@@ -83,20 +85,28 @@ def grouped(name: str, tokens: int) -> Figure:
         matrix = PackedMatrix(kind, torch.randn(experts, outs, width, device=GPU).bfloat16())
     else:
         numbers = torch.randint(0, 256, (experts, outs, width // 2), device=GPU).to(torch.uint8)
-        exponents = torch.full((experts, outs, width // 32), 120, device=GPU).to(torch.uint8)
-        matrix = PackedMatrix(kind, numbers, exponents)
+        groups = experts, outs, width // (PACKED_INPUTS if kind is Kind.MXFP4 else BLOCK)
+        scales = torch.full(groups, 120, dtype=torch.uint8, device=GPU)
+        matrix = PackedMatrix(kind, numbers, scales)
+        if kind is Kind.INT4:
+            matrix = PackedMatrix(kind, numbers, scales.half() / 2**14, scales // 15)
     plain = torch.stack([dequantised(matrix[expert]).bfloat16() for expert in range(experts)])
     x, logits = torch.randn(tokens, width, device=GPU).bfloat16(), torch.randn(tokens, experts)
     best, _ = operators.choose_experts(logits.to(GPU), top, True)
     order, counts = operators.sort_by_expert(best, experts)
+    rows = x[order // top].float().split(counts.tolist())
+    wanted = torch.cat([own @ plain[at].float().T for at, own in enumerate(rows)])
     by_token, ends = Grouping(counts, reads=order, top=top), counts.cumsum(0, dtype=torch.int32)
     ways: dict[str, Call] = {
         "ours": partial(operators.packed_product, x, matrix, None, by_token),
         "grouped_mm": lambda: F.grouped_mm(x[order // top], plain.transpose(1, 2), offs=ends),
     }
+    label = f"experts.{name}.{tokens}"
+    for way, call in ways.items():
+        errors(label, way, call, wanted)
     chosen = int((counts > 0).sum())
     moved = sum(part.nbytes for part in matrix.parts) * chosen // experts
-    return Figure(f"experts.{name}.{tokens}", moved, ways)
+    return Figure(label, moved, ways)
 
 
 def errors(label: str, way: str, call: Call, wanted: Tensor) -> None:

@@ -49,11 +49,12 @@ PLAIN = "not 8_bits and not windows and not sinks"
 TESTS = (
     _tests("graphs", 90, GRAPHS, chosen="dim128 and not windows", heads=("128",)),
     _tests("agreement-bfloat16", 150, AGREEMENT, chosen="bfloat16 and dim128", heads=("128",)),
-    _tests("agreement-graphs", 150, AGREEMENT, chosen="graphs and dim128", heads=("128",)),
+    _tests("agreement-graphs", 150, AGREEMENT, chosen="graphs and group4", heads=("128",)),
     _tests("attention", 90, ATTENTION, chosen=f"dim128 and {PLAIN}", heads=("128",)),
     _tests("sampling", 90, "tests/gpu/test_sampling.py"),
     _tests("kernels", 90, KERNELS, chosen="rotation or sampling or inputs"),
     _tests("packed-weights", 180, KERNELS, chosen="packed or expert or gate"),
+    _tests("agreement-packed", 120, AGREEMENT, chosen="mxfp4 or fp8", heads=("64ws", "128")),
     _tests("operators", 60, OPERATORS, heads=("128",)),
     _tests("hand-over", 90, "tests/gpu/test_handover.py"),
     _tests("agreement-float32", 150, AGREEMENT, chosen="float32"),
@@ -74,7 +75,7 @@ TESTS = (
     _tests("windows", 90, ATTENTION, GRAPHS, chosen="windows", heads=("128w", "256w")),
     _tests("sinks", 90, ATTENTION, GRAPHS, chosen="sinks", heads=("64ws",)),
     _tests("agreement-windows", 120, AGREEMENT, chosen="windows", heads=("256w",)),
-    _tests("agreement-sinks", 120, AGREEMENT, chosen="sinks", heads=("64ws",)),
+    _tests("agreement-sinks", 120, AGREEMENT, chosen="sinks and not mxfp4", heads=("64ws",)),
     _tests("agreement-dim64", 120, AGREEMENT, chosen="group2 and not float32", heads=("64",)),
 )
 BENCHES = (
@@ -96,9 +97,10 @@ NINE_MINUTES = tuple(
     next(case for case in cases if case.name == name)
     for cases, names in (
         (TESTS, "graphs"),
+        (TESTS, "packed-weights agreement-packed"),
         (BENCHES, "steps offline long_prompt http"),
         (TESTS, "fp8-pages sampling"),
-        (BENCHES, "kernels weights"),
+        (BENCHES, "kernels products weights"),
         (TESTS, "agreement-graphs"),
         (BENCHES, "serving windows interference"),
     )

@@ -22,6 +22,8 @@ HEADS = {
     "group2-dim64": (4, 64),
     "windows-dim256": (4, 256),
     "sinks-dim64": (4, 64),
+    "sinks-dim64-mxfp4": (4, 64),
+    "experts-dim128-fp8": (8, 128),
 }
 """Query heads and their dimension; tensor cores decode where four or more share a key head, and in
 layers with a window or sinks."""
@@ -35,7 +37,8 @@ def accelerator() -> dict[str, Any]:
 
 
 def write_model(folder: Path, heads: str, dtype: torch.dtype) -> Path:
-    """Random weights, saved as transformers does."""
+    """Random weights, saved as transformers does. All experts compute all tokens: by rounding a
+    router would choose others."""
     import transformers
 
     torch.manual_seed(7)
@@ -47,11 +50,13 @@ def write_model(folder: Path, heads: str, dtype: torch.dtype) -> Path:
         sizes |= {"sliding_window": 24, "layer_types": kinds, "query_pre_attn_scalar": dim}
         model = transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**sizes))
     elif heads.startswith("sinks"):
-        # All experts compute all tokens: by rounding a router would choose others. With weights as
-        # large as those above, transformers itself differs by 7 % in bfloat16.
+        # With weights as large as those above, transformers itself differs by 7 % in bfloat16.
         sizes |= {"sliding_window": 24, "num_local_experts": 3, "num_experts_per_tok": 3}
         sizes |= {"initializer_range": 0.06}
         model = transformers.GptOssForCausalLM(transformers.GptOssConfig(**sizes))
+    elif heads.startswith("experts"):
+        sizes |= {"num_experts": 3, "num_experts_per_tok": 3, "moe_intermediate_size": 384}
+        model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**sizes))
     else:
         model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**sizes))
     model.to(dtype).save_pretrained(folder)

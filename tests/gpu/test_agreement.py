@@ -19,6 +19,7 @@ from tests.runtime.agreement.cases import random_requests, repeating_requests, r
 from tests.runtime.agreement.oracle import Oracle, assert_agrees
 from tests.runtime.harness import engine_config, run_engine
 from tests.runtime.layers.test_attention_flashinfer import fa3_missing
+from tests.runtime.model.quantised_checkpoints import write_mxfp4, write_quantised
 
 pytestmark = pytest.mark.gpu
 
@@ -76,6 +77,8 @@ GRAPHS = [
     Case("bfloat16", "group2-dim64", graphs=16),
     Case("bfloat16", "windows-dim256", graphs=16),
     Case("bfloat16", "sinks-dim64", graphs=16),
+    Case("bfloat16", "sinks-dim64-mxfp4", graphs=16),
+    Case("bfloat16", "experts-dim128-fp8", graphs=16),
     Case("bfloat16", page_size=1, graphs=4),
     Case("bfloat16", chunk_size=32, pool_tokens=256, graphs=16),
     Case("bfloat16", drafts=4, graphs=16),
@@ -88,7 +91,15 @@ GRAPHS = [
 def model(heads: str, dtype: str) -> tuple[Path, Oracle]:
     """Weights are saved in the type in which the engine computes: rounding them is no error."""
     folder = write_model(Path(mkdtemp()), heads, getattr(torch, dtype))
-    return folder, Oracle(folder)
+    *_, last = heads.split("-")
+    if last not in ("mxfp4", "fp8"):
+        return folder, Oracle(folder)
+    quantised, meant = Path(mkdtemp()), Path(mkdtemp())
+    if last == "mxfp4":
+        write_mxfp4(folder, quantised, meant)
+    else:
+        write_quantised(folder, "fp8-large-blocks", quantised, meant)
+    return quantised, Oracle(meant)
 
 
 @pytest.mark.parametrize("case", [*cases("float32"), *cases("bfloat16"), *FA3, *GRAPHS], ids=str)

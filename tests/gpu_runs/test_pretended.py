@@ -58,8 +58,9 @@ FIGURES = {
     "products": {
         "products.copy",
         *(f"products.fp8-{by}.llama3-70b.down.1" for by in ("blocks", "outputs")),
-        *(f"products.experts.{name}.82" for name in ("gpt-oss-20b", "qwen3-30b-a3b")),
+        *(f"products.experts.{name}.82" for name in ("gpt-oss-20b", "qwen3-30b-a3b-int4")),
         "products.error.fp8-outputs.qwen3-8b.gate_up.1",
+        "products.error.experts.qwen3-30b-a3b-int4.82",
     },
     "weights": {"load_weights"},
 }

@@ -34,7 +34,7 @@ _INT4_GROUPS: Final = (32, 64, 128)
 _FP8_GROUP: Final = 128
 """Inputs that share a scale: those of a block, or all of an output, which share the program."""
 _WIDE: Final = 4096
-_ROWS: Final = (1, 64)
+_ROWS: Final = (1, 64, 65)
 """Rows of products: one for each tile."""
 LOGITS: Final = (torch.float32, *DTYPES)
 """Types of logits: a graph samples from those of the model, other steps convert them first."""

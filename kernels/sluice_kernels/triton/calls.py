@@ -55,8 +55,12 @@ class Tile:
 
 _FEW_ROWS: Final = Tile(16, 64, 128, 4)
 """Reads weights: as many bytes are under way as fit."""
+_SOME_ROWS: Final = Tile(32, 64, 128, 4)
+"""Reads weights likewise; the second 32 rows find them in the GPU's cache."""
 _MANY_ROWS: Final = Tile(64, 128, 64, 8)
 """Multiplies: weights that are unpacked serve 64 rows."""
+_TILES: Final = ((16, _FEW_ROWS), (64, _SOME_ROWS))
+"""Most rows of each tile; more have the last one."""
 
 Value = int | float
 Constant = int | None
@@ -193,25 +197,22 @@ def packed_product(
     if grouping is not None:  # each expert may leave a block that is not full
         blocks = min(rows, rows // tile.rows + min(rows, experts))
     per_tile = inputs_of_tile(matrix, tile)
-    optional = {"scales": matrix.scales, "zeros": matrix.zeros, "bias": bias}
-    if grouping is None:
-        optional |= {"counts": None, "reads": None, "writes": None}
-    else:
-        by_expert = {"reads": grouping.reads, "writes": grouping.writes}
-        optional |= {"counts": grouping.counts, **by_expert}
-    given = {name: tensor for name, tensor in optional.items() if tensor is not None}
-    is_cut = matrix.kind is not Kind.PLAIN and matrix.group == BLOCK
+    tensors = {"scales": matrix.scales, "zeros": matrix.zeros, "bias": bias}
+    for name in ("counts", "reads", "writes"):
+        tensors[name] = None if grouping is None else getattr(grouping, name)
+    present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    tile_has_groups = matrix.kind is not Kind.PLAIN and matrix.group == BLOCK
     return Call(
         kernel="packed_product",
         grid=(blocks, -(-outs // tile.outputs)),
-        arguments={"x": x, "numbers": matrix.numbers, **given, "out": out}
+        arguments={"x": x, "numbers": matrix.numbers, **present, "out": out}
         | {"rows": rows, "width": width, "outs": outs, "group": matrix.group}
         | {"groups": width // matrix.group, "experts": experts}
         | {"top": 1 if grouping is None else grouping.top},
         constants={"KIND": int(matrix.kind), "EXPERTS": _expert_slots(experts)}
-        | {"SHARED": per_tile // matrix.group if is_cut else 0}
+        | {"SHARED": per_tile // matrix.group if tile_has_groups else 0}
         | {"BLOCK_M": tile.rows, "BLOCK_N": tile.outputs, "BLOCK_K": per_tile}
-        | {name: None for name in optional if name not in given},
+        | {name: None for name in tensors if name not in present},
         warps=tile.warps,
         multiples=("x", "numbers", "width", *(() if outs % 16 else ("out", "outs"))),
         min_capability=MIN_CAPABILITY,
@@ -261,7 +262,7 @@ def clamped_swiglu(gate_up: Tensor, out: Tensor, alpha: float, limit: float) -> 
 
 def tile_for(rows: int) -> Tile:
     """The tile for products of `rows` rows of each matrix."""
-    return _FEW_ROWS if rows <= _FEW_ROWS.rows else _MANY_ROWS
+    return next((tile for most, tile in _TILES if rows <= most), _MANY_ROWS)
 
 
 def inputs_of_tile(matrix: PackedMatrix, tile: Tile) -> int:

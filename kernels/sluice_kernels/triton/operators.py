@@ -125,16 +125,29 @@ def _launch(call: calls.Call, device: torch.device) -> None:
     _launcher(10 * major + minor).launch(call, stream)
 
 
-def _queries(qkv: Tensor, *others: Any) -> Tensor:
-    tokens, heads, dim = qkv.shape
-    pool = others[4]
-    return qkv.new_empty((tokens, heads - 2 * pool.shape[4], dim))
+class Rotation(NamedTuple):
+    """Arguments of the operator `rotate_and_store`: see `reference.rotate_and_store_padded`."""
+
+    qkv: Tensor
+    head_norm: Tensor | None
+    eps: float
+    cos: Tensor
+    sin: Tensor
+    pool: Tensor
+    layer: int
+    pages: Tensor
+    offsets: Tensor
+
+    def queries(self) -> Tensor:
+        """The result, without its values."""
+        tokens, heads, dim = self.qkv.shape
+        return self.qkv.new_empty((tokens, heads - 2 * self.pool.shape[4], dim))
 
 
 def _rotate_and_store(*arguments: Any) -> Tensor:
-    queries = _queries(*arguments)
-    written: tuple[Any, ...] = *arguments, queries
-    _launch(calls.rotate_and_store(*written), queries.device)
+    rotation = Rotation(*arguments)
+    queries = rotation.queries()
+    _launch(calls.rotate_and_store(*rotation, queries), queries.device)
     return queries
 
 
@@ -207,7 +220,7 @@ _register(
     "rotate_and_store(Tensor qkv, Tensor? head_norm, float eps, Tensor cos, Tensor sin,"
     " Tensor(a!) pool, int layer, Tensor pages, Tensor offsets) -> Tensor",
     _rotate_and_store,
-    _queries,
+    lambda *arguments: Rotation(*arguments).queries(),
 )
 _register(
     "decode_inputs(Tensor rows, Tensor contexts, Tensor indptr, Tensor page_table,"

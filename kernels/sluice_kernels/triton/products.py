@@ -55,20 +55,22 @@ def packed_product(  # type: ignore[no-untyped-def]
     target = row if writes is None else tl.load(writes + row, mask=has_row, other=0)
     column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]
     has_column = column < outs
-    own = (matrix * outs + column).to(tl.int64)
+    line = (matrix * outs + column).to(tl.int64)
     unit = tl.arange(0, step)[None, :]
+    # Of 4 bits, whole bytes of 32 inputs: that addresses are multiples of 16 is then known.
+    length = width if halves == 1 else width // 32 * 16
     place = unit if halves == 1 else unit // 16 * 32 + unit % 16
 
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for begin in range(0, width, BLOCK_K):
         stored = begin // halves + unit
-        mask = has_column & (stored < width // halves)
-        packed = tl.load(numbers + own * (width // halves) + stored, mask=mask, other=0)
+        mask = has_column & (stored < length)
+        packed = tl.load(numbers + line * length + stored, mask=mask, other=0)
         product = total
         if KIND != PLAIN:
             at = begin // group + tl.arange(0, SHARED if SHARED else 1)[None, :]
             mask = has_column & (at < groups)
-            scale, zero = _scale_and_zero(scales, zeros, own * groups + at, mask, KIND)
+            scale, zero = _scale_and_zero(scales, zeros, line * groups + at, mask, KIND)
             if SHARED:
                 scale = _spread(scale, BLOCK_N, SHARED, step)
                 zero = _spread(zero, BLOCK_N, SHARED, step)
@@ -85,7 +87,7 @@ def packed_product(  # type: ignore[no-untyped-def]
             product = tl.dot(tile, tl.trans(weight), product, input_precision="ieee")
         total = product if KIND == PLAIN or SHARED else total + product * tl.trans(scale)
     if bias is not None:
-        total += tl.trans(tl.load(bias + own, mask=has_column, other=0.0).to(tl.float32))
+        total += tl.trans(tl.load(bias + line, mask=has_column, other=0.0).to(tl.float32))
     place_out = out + target.to(tl.int64) * outs + tl.trans(column)
     tl.store(place_out, total, mask=has_row & tl.trans(has_column))
 
@@ -97,11 +99,11 @@ def _rows_of_block(block, counts, experts, EXPERTS: tl.constexpr, BLOCK_M: tl.co
     expert = tl.arange(0, EXPERTS)
     count = tl.load(counts + expert, mask=expert < experts, other=0)
     blocks = (count + BLOCK_M - 1) // BLOCK_M
-    own = tl.sum((tl.cumsum(blocks, 0) <= block).to(tl.int32), 0)
-    before = expert < own
+    matrix = tl.sum((tl.cumsum(blocks, 0) <= block).to(tl.int32), 0)
+    before = expert < matrix
     earlier = tl.sum(tl.where(before, count, 0), 0)
     first = earlier + (block - tl.sum(tl.where(before, blocks, 0), 0)) * BLOCK_M
-    return first, earlier + tl.sum(tl.where(expert == own, count, 0), 0), own
+    return first, earlier + tl.sum(tl.where(expert == matrix, count, 0), 0), matrix
 
 
 @triton.jit  # type: ignore[untyped-decorator]

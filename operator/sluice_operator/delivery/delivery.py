@@ -14,7 +14,7 @@ from typing import Final
 from pydantic import ValidationError
 from sluice_contract.cluster.termination import MODEL_FETCHED, MODEL_RESOLVED
 from sluice_contract.config.model_facts import ResolvedModel
-from sluice_contract.config.supported import ALLOWED_QUANTISATIONS, ARCHITECTURES, QUANTISATIONS
+from sluice_contract.config.supported import ARCHITECTURES, QUANTISATIONS, allowed_quantisations
 from sluice_contract.wire.fetch_progress import FetchProgress
 
 from sluice_operator.api.conditions import Check
@@ -256,9 +256,10 @@ def _unfinished(job: Manifest, outcome: Outcome, progress: Check) -> Delivery:
 
 
 def _unsupported(pin: ModelStatus) -> Refusal | None:
-    if pin.quantization not in (None, *QUANTISATIONS):
+    if pin.quantization is not None and pin.quantization not in QUANTISATIONS:
         head = f"quantization {pin.quantization} of commit {pin.commit} is not allowed"
-        allowed = f"allowed: {ALLOWED_QUANTISATIONS}, or weights that are not quantised"
+        own = allowed_quantisations(pin.quantization)
+        allowed = f"allowed: {own}, or weights that are not quantised"
         return _refusal(QUANTISED, pin.uri, f"{head}; {allowed}")
     if pin.architecture in ARCHITECTURES:
         return None

@@ -135,4 +135,4 @@ def packed_parts(shape: ModelShape, packing: Packing | None) -> list[PackedPart]
 
 
 def _word(value: object) -> str | None:
-    return value if isinstance(value, str) and len(value) <= MAX_WORD else None
+    return value[:MAX_WORD] if isinstance(value, str) else None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from sluice_contract.config.model_shape import Config, ModelShape
-from sluice_contract.config.supported import QUANTISATIONS
+from sluice_contract.config.supported import QUANTISATIONS, unsupported_key
 from sluice_contract.config.unquantised import unquantised_layers
 
 QUANTISATION_KEYS: Final = ("quantization_config", "compression_config")
@@ -86,10 +86,11 @@ def quantisation_of(config: Config) -> str | None:
     method = value.get("quant_method") if isinstance(value, Mapping) else None
     if not isinstance(value, Mapping) or not isinstance(method, str):
         return key
-    required = QUANTISATIONS.get(method)
-    if required is None or value.get(required.key) == required.value:
+    refused = unsupported_key(method, value) if method in QUANTISATIONS else None
+    if refused is None:
         return method
-    return f"{method} ({required.key} {value.get(required.key, 'missing')})"
+    path, found, _ = refused
+    return f"{method} ({path} {'missing' if found is None else found})"
 
 
 def packable(packing: Packing, shape: ModelShape) -> Packing | None:
@@ -191,9 +192,9 @@ def _in_blocks(block: object) -> Packing:
 
 def _int4(value: Mapping[str, Any], scale_bytes: int) -> Packing | None:
     group = value.get("group_size", value.get("q_group_size"))
-    if type(group) is not int or group < 1:
+    if type(group) is not int or (group < 1 and group != -1):
         return None
-    return Packing(4, scale_bytes + 1, group)
+    return Packing(4, scale_bytes + 1, group if group > 0 else None)
 
 
 _METHODS: Final[Mapping[str, Callable[[Mapping[str, Any], int], Packing | None]]] = {

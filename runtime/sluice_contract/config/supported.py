@@ -6,9 +6,10 @@ A row is deleted when the feature lands.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from fnmatch import fnmatchcase
+from typing import Any, Final, NamedTuple
 
 from sluice_contract.base import ConfigError, ContractModel
 from sluice_contract.cluster.labels import Role
@@ -93,26 +94,80 @@ downloaded. The engine's own table is the runtime's `model/families/registry.py`
 
 
 class Required(NamedTuple):
-    """A key of a quantisation, and its only value that engines read."""
+    """A key of a quantisation, and the values that engines read; None: it may be absent."""
 
     key: str
-    value: object
+    """Path of the key; `*` stands for every key of an object."""
+    allowed: tuple[object, ...]
+
+    def __str__(self) -> str:
+        words = ("absent" if value in (None, {}) else str(value) for value in self.allowed)
+        return f"{self.key} {' or '.join(dict.fromkeys(words))}"
 
 
-QUANTISATIONS: Final[Mapping[str, Required | None]] = {
-    "awq": Required("bits", 4),
-    "compressed-tensors": Required("format", "float-quantized"),
-    "fp8": None,
-    "gptq": Required("bits", 4),
-    "modelopt": Required("quant_algo", "FP8"),
-    "mxfp4": None,
+_WEIGHTS: Final = "config_groups.*.weights"
+QUANTISATIONS: Final[Mapping[str, tuple[Required, ...]]] = {
+    "awq": (
+        Required("bits", (4,)),
+        Required("version", (None, "gemm", "GEMM")),
+        Required("zero_point", (True,)),
+    ),
+    "compressed-tensors": (
+        Required("format", ("float-quantized",)),
+        Required("transform_config", (None, {})),
+        Required("sparsity_config.format", (None, "dense")),
+        Required(f"{_WEIGHTS}.type", ("float",)),
+        Required(f"{_WEIGHTS}.num_bits", (8,)),
+        Required(f"{_WEIGHTS}.strategy", ("tensor", "channel", "block")),
+    ),
+    "fp8": (Required("fmt", (None, "e4m3", "float8_e4m3fn")),),
+    "gptq": (
+        Required("bits", (4,)),
+        Required("desc_act", (None, False)),
+        Required("checkpoint_format", (None, "gptq", "gptq_v2")),
+        Required("dynamic", (None, {})),
+        Required("sym", (None, True, False)),
+    ),
+    "modelopt": (Required("quant_algo", ("FP8",)),),
+    "mxfp4": (),
 }
 """Supported quantisations, by the names in config.json's `quant_method`: the operator refuses
-others before a download. The engine's own table is in the runtime's
-`model/quantisation_config.py`, which also checks the other keys."""
-ALLOWED_QUANTISATIONS: Final = ", ".join(
-    f"{name} ({rule.key} {rule.value})" if rule else name for name, rule in QUANTISATIONS.items()
-)
+others before a download. The runtime's `model/quantisation_config.py` reads sizes and blocks."""
+
+
+def unsupported_key(
+    method: str, quantisation: Mapping[str, Any]
+) -> tuple[str, object, Required] | None:
+    """The first key of a supported method whose value engines do not read, and that value."""
+    for required in QUANTISATIONS[method]:
+        for path, value in _at(quantisation, required.key.split(".")):
+            if not any(value == own and type(value) is type(own) for own in required.allowed):
+                return path, value, required
+    return None
+
+
+def allowed_quantisations(name: str) -> str:
+    """What is allowed in the place of a quantisation, for people. `name`: as
+    `packing.quantisation_of` has it, with the key that is refused."""
+    method, _, refused = name.partition(" (")
+    rules = QUANTISATIONS.get(method, ())
+    rule = next((each for each in rules if fnmatchcase(refused.split(" ")[0], each.key)), None)
+    names = (f"{own} ({rule})" if rule and own == method else own for own in QUANTISATIONS)
+    return ", ".join(names)
+
+
+def _at(values: Mapping[str, Any], keys: Sequence[str]) -> Iterator[tuple[str, object]]:
+    """Values at a path, each with its own path; None if there is none."""
+    first, *rest = keys
+    for key in values if first == "*" else (first,):
+        value = values.get(key)
+        if not rest:
+            yield key, value
+        elif isinstance(value, Mapping):
+            yield from ((f"{key}.{path}", own) for path, own in _at(value, rest))
+        elif "*" not in rest:
+            yield ".".join((key, *rest)), None
+
 
 ROLES: Final = (Role.MIXED, Role.PREFILL, Role.DECODE)
 """Roles that an engine can have in this version."""

@@ -1,33 +1,36 @@
 """Modules that `quantization_config` leaves out of quantisation.
 
 Every method has a list of its own, with names, `*` for any text, or `re:` and an expression. Here
-they only say how much memory is planned: what an engine reads, the tensors' names say.
+they only say how much memory is planned: what an engine reads, the tensors' names say. Of
+expressions only what published checkpoints use is read. A module that may be left out by others
+counts as left out, which takes more memory. Matching never backtracks: config.json is anybody's.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from sluice_contract.config.model_shape import ModelShape
 
 MAX_LAYERS: Final = 1024
 """Most layers of a model whose lists are read."""
-MODULES: Final[Mapping[str, tuple[str, ...]]] = {
-    "qkv": tuple(f"self_attn.{name}_proj" for name in ("q", "k", "v", "qkv")),
-    "output": ("self_attn.o_proj",),
-    "gate_up": tuple(f"mlp.{name}_proj" for name in ("gate", "up", "gate_up")),
-    "down": ("mlp.down_proj",),
+MAX_PATTERN_STEPS: Final = 1 << 19
+"""Most characters of patterns times layers that are compared."""
+MODULES: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
+    "qkv": (tuple(f"self_attn.{name}_proj" for name in "qkv"), ("self_attn.qkv_proj",)),
+    "output": (("self_attn.o_proj",),),
+    "gate_up": (tuple(f"mlp.{name}_proj" for name in ("gate", "up")), ("mlp.gate_up_proj",)),
+    "down": (("mlp.down_proj",),),
     "experts.gate_up": (
-        *(f"mlp.experts.0.{name}_proj" for name in ("gate", "up")),
-        *(f"block_sparse_moe.experts.0.{name}" for name in ("w1", "w3")),
+        tuple(f"mlp.experts.0.{name}_proj" for name in ("gate", "up")),
+        tuple(f"block_sparse_moe.experts.0.{name}" for name in ("w1", "w3")),
     ),
-    "experts.down": ("mlp.experts.0.down_proj", "block_sparse_moe.experts.0.w2"),
+    "experts.down": (("mlp.experts.0.down_proj",), ("block_sparse_moe.experts.0.w2",)),
 }
-"""Modules of a layer, by the matrix that they are joined to. It is not packed if one of them is not
-quantised. The first expert stands for all."""
+"""Modules of a layer, by the matrix that they are joined to, under each of their names. It is not
+packed if one of them is not quantised. The first expert stands for all."""
 _LISTS: Final = ("modules_to_not_convert", "ignore", "exclude_modules")
 
 
@@ -40,7 +43,10 @@ def unquantised_layers(
     targets = [] if "Linear" in targets else targets
     if not listed and not targets:
         return ()
-    is_listed, is_target = _matcher(listed), _matcher(targets)
+    steps = shape.layers * sum(map(len, filter(_is_pattern, (*listed, *targets))))
+    if steps > MAX_PATTERN_STEPS:
+        listed, targets = ["*"], []
+    is_listed, is_target = _matcher(listed, unread=True), _matcher(targets, unread=False)
     sparse = shape.experts.layers if shape.experts else frozenset[int]()
     counts = dict[str, int]()
     for layer in range(shape.layers if shape.layers <= MAX_LAYERS else 0):
@@ -48,18 +54,21 @@ def unquantised_layers(
             of_attention, of_experts = matrix in ("qkv", "output"), matrix.startswith("experts")
             if not of_attention and of_experts != (layer in sparse):
                 continue
-            paths = [f"model.layers.{layer}.{module}" for module in modules]
-            if any(map(is_listed, paths)) or (targets and not any(map(is_target, paths))):
+            named = [[f"model.layers.{layer}.{name}" for name in names] for names in modules]
+            is_left_out = any(any(map(is_listed, paths)) for paths in named)
+            if is_left_out or (targets and not any(all(map(is_target, paths)) for paths in named)):
                 counts[matrix] = counts.get(matrix, 0) + 1
     return tuple(counts.items())
 
 
 def _targets(quantization_config: Mapping[str, Any]) -> list[str]:
-    """Modules that compressed-tensors quantises; empty: all."""
+    """Modules that compressed-tensors or GPTQ quantises; empty: all."""
     groups = quantization_config.get("config_groups")
     values = groups.values() if isinstance(groups, Mapping) else ()
-    groups = [group for group in values if isinstance(group, Mapping)]
-    return [name for group in groups for name in _names(group.get("targets"))]
+    lists = [group.get("targets") for group in values if isinstance(group, Mapping)]
+    steps = quantization_config.get("modules_in_block_to_quantize")
+    lists += [steps, *(steps if isinstance(steps, list) else ())]
+    return [name for names in lists for name in _names(names)]
 
 
 def _names(value: object) -> list[str]:
@@ -67,32 +76,87 @@ def _names(value: object) -> list[str]:
     return [name for name in names if isinstance(name, str)]
 
 
-def _matcher(names: list[str]) -> Callable[[str], bool]:
-    """Whether a module is one of `names`, or a part of one. A name may leave out the beginning."""
-    plain = {_as_first_expert(name) for name in names if not name.startswith("re:")}
-    wild = [name for name in plain if "*" in name]
-    expressions = [name.removeprefix("re:") for name in names if name.startswith("re:")]
+def _is_pattern(name: str) -> bool:
+    return "*" in name or name.startswith("re:")
+
+
+def _matcher(names: list[str], *, unread: bool) -> Callable[[str], bool]:
+    """Whether a module is one of `names`, or a part of one. A name may leave out the beginning.
+    `unread`: the answer where an expression cannot be read."""
+    plain = {_as_first_expert(name) for name in names if not _is_pattern(name)}
+    wild = [
+        [ANY if part == "*" else (part,) for part in re.split(r"(\*)", _as_first_expert(name))]
+        for name in names
+        if _is_pattern(name) and not name.startswith("re:")
+    ]
+    expressions = [_parts(name.removeprefix("re:")) for name in names if name.startswith("re:")]
+    is_unread, read = None in expressions, [parts for parts in expressions if parts is not None]
 
     def matches(path: str) -> bool:
-        words = path.split(".")
-        ends = range(len(words))
-        spans = [".".join(words[begin : end + 1]) for begin in ends for end in ends[begin:]]
+        begins = {0, *(at + 1 for at, letter in enumerate(path) if letter == ".")}
+        ends = {len(path), *(begin - 1 for begin in begins)}
         return (
-            any(span in plain for span in spans)
-            or any(fnmatchcase(span, name) for name in wild for span in spans)
-            or any(_matches(expression, path) for expression in expressions)
+            any(path[begin:end] in plain for begin in begins for end in ends if begin < end)
+            or any(ends & _ends(parts, path, begins) for parts in wild)
+            or any(_ends(parts, path, {0}) for parts in read)
+            or (is_unread and unread)
         )
 
     return matches
 
 
+Part = Collection[str] | str
+"""A part of a pattern: texts of which one follows, or one of the kinds below."""
+ANY, ONE, DIGITS, END = "any text", "any letter", "digits", "the end"
+_PART: Final = re.compile(
+    r"(?P<any>\.\*)|(?P<one>\.)|(?P<digits>\\d\+)|(?P<end>\$$)|(?P<text>[\w-]+|\\\.)"
+    r"|\[(?P<letters>\w+)\]|\((?:\?:)?(?P<texts>(?:[\w-]|\\\.)+(?:\|(?:[\w-]|\\\.)+)*)\)"
+)
+
+
+def _parts(expression: str) -> list[Part] | None:
+    """An expression's parts; None: it has others than these."""
+    kinds = {"any": ANY, "one": ONE, "digits": DIGITS, "end": END}
+    parts, at = list[Part](), int(expression.startswith("^"))
+    while at < len(expression):
+        part = _PART.match(expression, at)
+        if part is None:
+            return None
+        kind, text, at = part.lastgroup or "", part[part.lastgroup or 0], part.end()
+        texts = text.split("|") if kind == "texts" else [text]
+        own = [*text] if kind == "letters" else [each.replace("\\", "") for each in texts]
+        parts.append(kinds.get(kind, own))
+    return parts
+
+
+def _ends(parts: Sequence[Part], path: str, begins: set[int]) -> set[int]:
+    """Places of the path where a pattern may end that begins at one of `begins`."""
+    places = begins
+    for part in parts:
+        if not places:
+            break
+        places = {*_after(part, path, places)}
+    return places
+
+
+def _after(part: Part, path: str, places: set[int]) -> Iterator[int]:
+    last = len(path)
+    if part == ANY:
+        yield from range(min(places), last + 1)
+    elif part == ONE:
+        yield from (place + 1 for place in places if place < last)
+    elif part == END:
+        yield from places & {last}
+    elif part == DIGITS:
+        for place in places:
+            while place < last and path[place].isdecimal():
+                place += 1
+                yield place
+    else:
+        for text in part:
+            yield from (place + len(text) for place in places if path.startswith(text, place))
+
+
 def _as_first_expert(name: str) -> str:
     """The name without the part of a model with images, and with the first expert for any."""
     return re.sub(r"\bexperts\.\d+", "experts.0", name.replace("language_model.", ""))
-
-
-def _matches(expression: str, path: str) -> bool:
-    try:
-        return re.match(expression, path) is not None
-    except re.error:
-        return False

@@ -24,9 +24,13 @@ from sluice_runtime.scheduler.batch import Batch
 class AdapterTable:
     """One rank's adapters, by key."""
 
-    def __init__(self, bank: AdapterBank, shard: Shard, rows: int, device: Device) -> None:
+    def __init__(
+        self, bank: AdapterBank, shard: Shard, inner: int, rows: int, device: Device
+    ) -> None:
+        """`inner`: see `read_adapter`."""
         self._bank = bank
         self._shard = shard
+        self._inner = inner
         self._device = device
         self._loaded: dict[str, Adapter] = {}
         """Adapters in the host's memory, by key, until they are forgotten."""
@@ -43,7 +47,7 @@ class AdapterTable:
         Raises:
             ModelLoadError: the adapter cannot be used; one line that says why.
         """
-        return read_adapter(folder, self._bank, self._shard)
+        return read_adapter(folder, self._bank, self._shard, self._inner)
 
     def add(self, key: str, adapter: Adapter) -> None:
         """Adds an adapter, which rows may have from now on."""

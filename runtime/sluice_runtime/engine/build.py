@@ -425,7 +425,9 @@ def _adapter_loader(
     if model.adapters is None:
         return None
     rows, file = config.max_running_requests, config.adapters_file
-    table = AdapterTable(model.adapters, placement.shard(model.spec), rows, device)
+    table = AdapterTable(
+        model.adapters, placement.shard(model.spec), model.spec.intermediate_size, rows, device
+    )
     loader = AdapterLoader(table, config.model.served_names, Path(file) if file else None)
     loader.start(config.adapters)
     return loader

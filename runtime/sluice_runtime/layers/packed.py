@@ -66,9 +66,9 @@ def joined(matrices: Sequence[Matrix]) -> Matrix:
     """Matrices stacked by outputs. If only some are packed, the result is not."""
     if len(matrices) == 1:
         return matrices[0]
-    own = [matrix for matrix in matrices if isinstance(matrix, PackedMatrix)]
-    if len(own) == len(matrices):
-        return packed.joined(own)
+    packed_ones = [matrix for matrix in matrices if isinstance(matrix, PackedMatrix)]
+    if len(packed_ones) == len(matrices):
+        return packed.joined(packed_ones)
     dtype = next(matrix.dtype for matrix in matrices if isinstance(matrix, Tensor))
     return torch.cat([as_tensor(matrix, dtype) for matrix in matrices])
 

@@ -154,8 +154,9 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     return AdapterConfig(int(rank), _number(path, config, "lora_alpha") / root)
 
 
-def read_adapter(folder: Path, bank: AdapterBank, shard: Shard) -> Adapter:
-    """Reads the part of `shard`, in the type and for the matrices of `bank`.
+def read_adapter(folder: Path, bank: AdapterBank, shard: Shard, inner: int) -> Adapter:
+    """Reads the part of `shard`, in the type and for the matrices of `bank`. `inner`: inner values
+    of the whole model's feed-forward part, which ranks may share unevenly.
 
     Raises:
         ModelLoadError: one line with file, key or tensor, value and what is allowed.
@@ -167,14 +168,14 @@ def read_adapter(folder: Path, bank: AdapterBank, shard: Shard) -> Adapter:
     path = folder / WEIGHTS
     try:
         with safe_open(path, framework="pt") as file:
-            return Adapter(config.rank, dict(_pairs(path, file, config, bank, shard)))
+            return Adapter(config.rank, dict(_pairs(path, file, config, bank, shard, inner)))
     except (SafetensorError, OSError) as error:
         flaw = lfs_pointer(path) or f"cannot be read: {error}"
         raise ModelLoadError(f"adapters: {path} {flaw}") from None
 
 
 def _pairs(
-    path: Path, file: Any, config: AdapterConfig, bank: AdapterBank, shard: Shard
+    path: Path, file: Any, config: AdapterConfig, bank: AdapterBank, shard: Shard, inner: int
 ) -> Iterator[tuple[MatrixPlace, Pair]]:
     names, shapes = set(file.keys()), dict(bank.shapes())
     for name in sorted(names):
@@ -186,11 +187,8 @@ def _pairs(
             raise ModelLoadError(f"adapters: {path}: tensor {other} is missing")
         if side == "B":
             continue
-        by_inputs = _SPLITS[places[0].field].is_by_inputs
-        stored = file.get_slice(name if by_inputs else other).get_shape()
-        divided = stored[-1] if by_inputs else stored[0] // len(places)
         wholes = [
-            _whole_shapes(shapes[place], place, config.rank, shard, divided) for place in places
+            _whole_shapes(shapes[place], place, config.rank, shard, inner) for place in places
         ]
         outs = [b_shape[0] for _, b_shape in wholes]
         a = _read(path, file, name, wholes[0][0])
@@ -233,15 +231,13 @@ def _places(path: Path, name: str) -> tuple[list[MatrixPlace], str]:
 
 
 def _whole_shapes(
-    own: tuple[int, int], place: MatrixPlace, rank: int, shard: Shard, divided: int
+    own: tuple[int, int], place: MatrixPlace, rank: int, shard: Shard, inner: int
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Shapes of A and B, for a matrix of which this rank has `own` [out, in]. `divided`: the stored
-    size along which ranks divide it."""
+    """Shapes of A and B, for a matrix of which this rank has `own` [out, in]: see
+    `read_adapter`."""
     (out, width), split = own, _SPLITS[place.field]
     size = width if split.is_by_inputs else out
-    whole = size * shard.parts(split)
-    if shard.unit > 1 and split.is_inner and shard.inner((divided,), 0).length == size:
-        whole = divided  # ranks may have unequal parts
+    whole = inner if split.is_inner else size * shard.parts(split)
     return ((rank, whole), (out, rank)) if split.is_by_inputs else ((rank, width), (whole, rank))
 
 

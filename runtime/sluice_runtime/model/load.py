@@ -100,24 +100,27 @@ def _quantised(
     """A reader of quantised matrices, which stay packed if the device has a product for them."""
     spec, device, family = reader.spec, reader.placement.device, family_of(reader.spec)
     source = QuantisedWeights(checkpoint, read, stored_as, device)
-    is_packed, held = spec.packing is not None and reader.placement.packs, "dequantised as"
-    if is_packed:
+    packing, held, left_out = spec.packing if reader.placement.packs else None, "dequantised as", ""
+    if packing is not None:
         held = "packed, the others as"
+        counts = ", ".join(f"{name} in {layers} layers" for name, layers in packing.left_out)
+        left_out = f"; not packed, as config.json lists parts: {counts}" if counts else ""
     elif reader.placement.packs:
         held = f"inputs are not in whole groups of a multiple of {PACKED_INPUTS}, so {held}"
     logger.info(
-        "weights: %s, %d MiB read; %s %s",
+        "weights: %s, %d MiB read; %s %s%s",
         stored_as,
         checkpoint.size_bytes >> 20,
         held,
         reader.dtype,
+        left_out,
     )
 
     def packed(name: str, part: TensorPart) -> PackedMatrix | None:
         return source.read_packed(family.stored_name(checkpoint, name), part)
 
     weights = family.source(checkpoint, source)
-    return replace(reader, weights=weights, packed=packed if is_packed else None)
+    return replace(reader, weights=weights, packed=packed if packing else None)
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """Reads the storage format of a quantised checkpoint from config.json.
 
 Tensor names show which matrices are quantised, so `modules_to_not_convert`, `ignore` and the like
-are not needed. Refuses what `model.quantised` does not read, by key, value and what is allowed.
+are not needed. Refuses what `model.quantised` does not read, by key, value and what is allowed:
+keys of one of few values by the contract's table, before a download, too.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sluice_contract.config.packing import QUANTISATION_KEYS
+from sluice_contract.config.supported import unsupported_key
 
 from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.model.config_json import Config
@@ -31,6 +33,9 @@ def format_from(config: Config) -> Format | None:
     if value.values is not config[key]:
         raise value.refused("", config[key], "an object")
     method = value.one_of("quant_method", *FORMATS)
+    if refused := unsupported_key(method, value.values):
+        path, found, required = refused
+        raise value.refused(path, found, " or ".join(map(_word, required.allowed)))
     return FORMATS[method](value)
 
 
@@ -51,12 +56,6 @@ class _Keys:
         if not any(value == choice and type(value) is type(choice) for choice in allowed):
             raise self.refused(key, value, " or ".join(map(_word, allowed)))
         return value
-
-    def empty(self, *keys: str) -> None:
-        """Refuses keys that change the meaning of weights, if they are set."""
-        for key in keys:
-            if self.values.get(key):
-                raise self.refused(key, self.values[key], "absent")
 
     def below(self, key: str) -> _Keys:
         value = self.values.get(key)
@@ -84,16 +83,7 @@ def _word(value: object) -> str:
     return "absent" if value is None else repr(value)
 
 
-def _fp8(keys: _Keys) -> Fp8:
-    keys.one_of("fmt", None, "e4m3", "float8_e4m3fn")
-    return Fp8(keys.block("weight_block_size"))
-
-
 def _compressed(keys: _Keys) -> Fp8:
-    keys.one_of("format", "float-quantized")
-    keys.empty("transform_config")
-    if keys.values.get("sparsity_config"):
-        keys.below("sparsity_config").one_of("format", None, "dense")
     groups = keys.below("config_groups")
     formats = {_compressed_group(groups.below(name).below("weights")) for name in groups.values}
     if len(formats) != 1:
@@ -102,45 +92,30 @@ def _compressed(keys: _Keys) -> Fp8:
 
 
 def _compressed_group(weights: _Keys) -> Fp8:
-    weights.one_of("type", "float")
-    weights.one_of("num_bits", 8)
-    strategy = weights.one_of("strategy", "tensor", "channel", "block")
     block = weights.block("block_structure")
-    if (strategy == "block") != (block is not None):
+    if (weights.values["strategy"] == "block") != (block is not None):
         raise weights.refused("block_structure", block, "with strategy 'block', and only there")
     return Fp8(block)
 
 
-def _modelopt(keys: _Keys) -> Fp8:
-    keys.one_of("quant_algo", "FP8")
-    return Fp8()
-
-
 def _awq(keys: _Keys) -> Int4:
-    keys.one_of("bits", 4)
-    keys.one_of("version", None, "gemm", "GEMM")
-    keys.one_of("zero_point", True)
     # Eight outputs are stored in the order 0, 2, 4, 6, 1, 3, 5, 7.
     return Int4("AWQ", 1, (0, 16, 4, 20, 8, 24, 12, 28), keys.group_size())
 
 
 def _gptq(keys: _Keys) -> Int4:
-    keys.one_of("bits", 4)
-    keys.one_of("desc_act", None, False)
-    layout = keys.one_of("checkpoint_format", None, "gptq", "gptq_v2")
-    keys.empty("dynamic")
-    symmetric = keys.one_of("sym", None, True, False) is not False
+    symmetric = keys.values.get("sym") is not False
     # GPTQ's first layout stores zeros reduced by one.
-    offset = 0 if layout == "gptq_v2" else 1
+    offset = 0 if keys.values.get("checkpoint_format") == "gptq_v2" else 1
     return Int4("GPTQ", 0, tuple(range(0, 32, 4)), keys.group_size(), offset, symmetric)
 
 
 FORMATS: Final[Mapping[str, Callable[[_Keys], Format]]] = {
     "awq": _awq,
     "compressed-tensors": _compressed,
-    "fp8": _fp8,
+    "fp8": lambda keys: Fp8(keys.block("weight_block_size")),
     "gptq": _gptq,
-    "modelopt": _modelopt,
+    "modelopt": lambda _: Fp8(),
     "mxfp4": lambda _: Mxfp4(),
 }
 """Constructors of formats by `quant_method`; `supported.py` of the contract lists the same

@@ -143,7 +143,7 @@ class Int4:
     shifts: tuple[int, ...]
     """Bit offsets of eight consecutive numbers in an int32; also those of zeros."""
     group_size: int
-    """Number of inputs of a group; -1: all inputs are one group."""
+    """Number of inputs of a group; -1: all inputs are one group, which ranks may cut."""
     zero_offset: int = 0
     """Offset that is added to the stored zeros."""
     symmetric: bool = False
@@ -161,13 +161,10 @@ class Int4:
         return _matrix(name)
 
     def units(self, part: TensorPart) -> tuple[int, int]:
-        return INTS, self._group(part)
-
-    def _group(self, part: TensorPart) -> int:
-        return self.group_size if self.group_size > 0 else part.whole[1]
+        return INTS, self.group_size if self.group_size > 0 else INTS
 
     def read(self, files: QuantisedWeights, name: str, part: TensorPart) -> Fill:
-        group = self._group(part)
+        group = self.group_size if self.group_size > 0 else max(1, part.shape[1])
         numbers, scales, zeros = self._stored(files, name, part, torch.float32)
 
         def fill(target: Tensor) -> None:
@@ -218,7 +215,8 @@ class Int4:
         self, files: QuantisedWeights, name: str, part: TensorPart, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Numbers as they are stored, scales in `dtype` [groups, out], and zeros."""
-        group, (out, width) = self._group(part), part.whole
+        out, width = part.whole
+        group = self.group_size if self.group_size > 0 else width
         if out % INTS or width % group or group % INTS:
             raise ModelLoadError(
                 f"config.json: quantization_config.group_size: {self.group_size} does not fit "

@@ -1,10 +1,10 @@
 """The part of each tensor that a rank of a tensor-parallel engine holds.
 
 Parts are in rank order, so that joining all ranks' parts along the split dimension gives the whole.
-Parts have equal lengths, except that the last may be shorter or empty if the dimension does not
-divide evenly (a vocabulary), and that the first may have a unit more in a feed-forward part. If
-there are more ranks than key heads, neighbouring ranks hold copies of one: the head of their query
-heads. Knows only numbers, no tensors or files.
+Parts have equal lengths, with two exceptions. The last one may be shorter or empty if the dimension
+does not divide evenly (a vocabulary). In a feed-forward part the first ones may have a unit more.
+If there are more ranks than key heads, neighbouring ranks hold copies of one: the head of their
+query heads. Knows only numbers, no tensors or files.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class Shard:
         if split is Split.NONE:
             return TensorPart(whole, 0, 0, whole[0])
         if split is Split.KEYS:
-            own = Shard(self.rank // self.key_copies, self.parts(split))
-            return own.part(whole, Split.ROWS)
+            heads = Shard(self.rank // self.key_copies, self.parts(split))
+            return heads.part(whole, Split.ROWS)
         dim = int(split.is_by_inputs)
         if split.is_inner:
             return self.inner(whole, dim)

@@ -23,7 +23,7 @@ from sluice_contract.config.packing import (
     widest_part,
 )
 from sluice_contract.config.published_models import published_model
-from sluice_contract.config.supported import ALLOWED_QUANTISATIONS, ARCHITECTURES, QUANTISATIONS
+from sluice_contract.config.supported import ARCHITECTURES, QUANTISATIONS, allowed_quantisations
 
 BYTES: Final = 2
 """Size of a weight, or of a number in the KV cache: bfloat16."""
@@ -103,6 +103,6 @@ def _refuse_what_no_engine_loads(config: dict[str, Any]) -> None:
             allowed = ", ".join(ARCHITECTURES)
             raise ValueError(f"config.json: architectures: {name!r}; allowed: {allowed}")
     method = facts_of(config).quantization
-    if method not in (None, *QUANTISATIONS):
-        allowed = ALLOWED_QUANTISATIONS
+    if method is not None and method not in QUANTISATIONS:
+        allowed = allowed_quantisations(method)
         raise ValueError(f"config.json: quant_method: {method!r}; allowed: {allowed}")

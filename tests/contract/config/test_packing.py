@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from sluice_contract.config.model_facts import PackedPart, facts_of
@@ -19,7 +19,7 @@ from sluice_contract.config.packing import (
     rank_sizes,
     widest_part,
 )
-from sluice_contract.config.supported import QUANTISATIONS
+from sluice_contract.config.supported import QUANTISATIONS, allowed_quantisations
 from sluice_contract.config.unquantised import MAX_LAYERS, unquantised_layers
 
 from tests.published_configs import CONFIGS
@@ -108,7 +108,14 @@ VISION = "model.vision_tower.vision_model.encoder.layers.0.self_attn.q_proj"
         (MIXTRAL, ["lm_head", "re:.*block_sparse_moe.gate"], {}),
         (CONFIGS[LLAMA_FP8], ["lm_head", VISION], {}),
         (CONFIGS[LLAMA_FP8], None, {}),
-        (CONFIGS[LLAMA_FP8], ["re:("], {}),
+        (CONFIGS[LLAMA_FP8], ["re:^lm_head$", r"re:vision_tower.*"], {}),
+        (CONFIGS[LLAMA_FP8], ["re:.*self_attn$", r"re:.*layers\.\d+$", "re:.*mlp.(gate|w1)$"], {}),
+        (CONFIGS[LLAMA_FP8], [r"re:.*\.layers\.(7|8)\.mlp\.(?:up|down)_proj"], {
+            "gate_up": 2, "down": 2
+        }),
+        (CONFIGS[LLAMA_FP8], [r"re:model.layers\.\d+\.self_attn.o_proj$"], {"output": 80}),
+        (CONFIGS[LLAMA_FP8], ["*.mlp.*_proj"], {"gate_up": 80, "down": 80}),
+        (CONFIGS[LLAMA_FP8], ["layers.*.mlp.up", "ayers.3", "*layers.3.mlp.down_pro"], {}),
         (CONFIGS[LLAMA_FP8], ["re:.*self_attn"], {"qkv": 80, "output": 80}),
         (CONFIGS[LLAMA_FP8], ["self_attn.k_proj"], {"qkv": 80}),
         (CONFIGS[LLAMA_FP8], ["model.layers.3.mlp.down_proj"], {"down": 1}),
@@ -126,6 +133,45 @@ def test_lists_leave_matrices_out(
     config: dict[str, Any], names: list[str] | None, left_out: dict[str, int], key: str
 ) -> None:
     assert dict(unquantised_layers({key: names}, shape_from(config))) == left_out
+
+
+ALL_DENSE: Final = dict.fromkeys(("qkv", "output", "gate_up", "down"), 80)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["re:("],
+        ["re:(lm_head|(embed)+)"],
+        ["re:(?!.*mlp)"],
+        ["re:" + "(a|a)*" * 30 + "$"],
+        ["re:" + ".*" * (1 << 16)],
+        ["*" * (1 << 16)],
+    ],
+)
+def test_expressions_that_are_not_read_count_as_if_nothing_was_quantised(names: list[str]) -> None:
+    """Python's own expressions would take years with the last three."""
+    shape = shape_of(LLAMA_FP8)
+    assert dict(unquantised_layers({"ignore": names}, shape)) == ALL_DENSE
+    groups = {"config_groups": {"group_0": {"targets": names}}}
+    assert dict(unquantised_layers(groups, shape)) == ALL_DENSE
+
+
+def test_matching_takes_one_pass_over_a_module() -> None:
+    """Every way to divide a module's name among these would be tried by Python's expressions."""
+    names = ["re:" + ".*_" * 200 + "x", "*_" * 200 + "x"]
+    assert unquantised_layers({"ignore": names}, replace(shape_of(LLAMA_FP8), layers=1)) == ()
+
+
+def test_gptq_lists_what_is_quantised_step_by_step() -> None:
+    shape, steps = (
+        shape_of(LLAMA_FP8),
+        [["self_attn.k_proj", "self_attn.v_proj"], ["mlp.down_proj"]],
+    )
+    config = {"modules_in_block_to_quantize": steps}
+    assert dict(unquantised_layers(config, shape)) == {"qkv": 80, "output": 80, "gate_up": 80}
+    steps[0].append("self_attn.q_proj")
+    assert dict(unquantised_layers(config, shape)) == {"output": 80, "gate_up": 80}
 
 
 def test_targets_leave_the_others_out() -> None:
@@ -195,6 +241,15 @@ W4A16 = {
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt (quant_algo NVFP4)"),
         ({"quant_method": "modelopt"}, "modelopt (quant_algo missing)"),
         ({"quant_method": "quark"}, "quark"),
+        ({"quant_method": "gptq", "bits": 4, "desc_act": True}, "gptq (desc_act True)"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"a": 1}}, "gptq (dynamic {'a': 1})"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "awq (version gemv)"),
+        ({"quant_method": "awq", "bits": 4}, "awq (zero_point missing)"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "fp8 (fmt e5m2)"),
+        (
+            W4A16 | {"format": "float-quantized"},
+            "compressed-tensors (config_groups.group_0.weights.type int)",
+        ),
     ],
 )
 def test_formats_that_no_engine_reads_are_named(quantised: dict[str, Any], name: str) -> None:
@@ -202,3 +257,15 @@ def test_formats_that_no_engine_reads_are_named(quantised: dict[str, Any], name:
     assert facts.quantization == name
     assert facts.packed_parts is None
     assert name not in QUANTISATIONS
+
+
+def test_what_is_allowed_names_the_refused_key() -> None:
+    other = "awq, compressed-tensors, fp8, gptq, modelopt, mxfp4"
+    assert allowed_quantisations("quark") == other
+    for name, allowed in (
+        ("gptq (desc_act True)", "gptq (desc_act absent or False)"),
+        ("fp8 (fmt e5m2)", "fp8 (fmt absent or e4m3 or float8_e4m3fn)"),
+        ("compressed-tensors (config_groups.group_0.weights.num_bits 4)",
+         "compressed-tensors (config_groups.*.weights.num_bits 8)"),
+    ):  # fmt: skip
+        assert allowed_quantisations(name) == other.replace(allowed.split(" ")[0], allowed)

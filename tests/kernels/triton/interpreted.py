@@ -261,6 +261,7 @@ def around_experts() -> Iterator[tuple[str, Case]]:
 def products() -> Iterator[tuple[str, Case]]:
     half, brain, single = torch.float16, torch.bfloat16, torch.float32
     small, wide = calls.Tile(16, 16, 64, 4), calls.Tile(16, 32, 128, 4)
+    some = calls.tile_for(40)
     # The last tile of rows, outputs and inputs is not full.
     for name, make, dtype, tile in (
         ("plain", partial(packed_matrix, Kind.PLAIN, 24, 96, dtype=brain), brain, small),
@@ -271,6 +272,7 @@ def products() -> Iterator[tuple[str, Case]]:
         ("int4-narrow", partial(packed_matrix, Kind.INT4, 24, 96), brain, small),
         ("int4-one-group", partial(packed_matrix, Kind.INT4, 24, 96, group=96), single, small),
         ("mxfp4", partial(packed_matrix, Kind.MXFP4, 24, 160), brain, small),
+        ("mxfp4-some", partial(packed_matrix, Kind.MXFP4, 72, 160), brain, some),
         ("mxfp4-half", partial(packed_matrix, Kind.MXFP4, 24, 64), half, wide),
     ):
         for rows, biased in ((1, True), (17, False)):

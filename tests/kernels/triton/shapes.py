@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 from sluice_kernels.packed import Grouping, Kind, PackedMatrix
 from sluice_kernels.reference import DecodeTensors
@@ -63,6 +65,17 @@ def decode_call(device: str = "meta") -> calls.Call:
     return calls.decode_inputs(DecodeTensors(*read, *written, PAGE, PAGES))
 
 
+MULTIPLIED: Final = (
+    *((Kind.PLAIN, 0, 2880), (Kind.MXFP4, 32, 2880)),
+    *((Kind.FP8, 2880, 2880), (Kind.FP8, 128, 1152)),
+    *((Kind.INT4, 128, 1152), (Kind.INT4, 32, 2880), (Kind.INT4, 64, 2880)),
+)
+"""Kind, inputs of a group and all inputs of products that are tested on a GPU: where groups allow
+it, the last tile of inputs is not full, as in gpt-oss."""
+OUTPUTS: Final = 208
+"""A multiple of 16, as programs that are built ahead need, whose last tile is not full."""
+
+
 def product_call(
     kind: Kind,
     rows: int = TOKENS,
@@ -73,9 +86,11 @@ def product_call(
     biased: bool = False,
     scales: torch.dtype = torch.float16,
     device: str = "meta",
+    outs: int = 192,
+    width: int = 256,
 ) -> calls.Call:
     """grouped: "reads", "writes" or nothing; rows: those of one expert; scales: type of INT4's."""
-    outs, width, experts = 192, 256, (3,) if grouped else ()
+    experts = (3,) if grouped else ()
 
     def like(*shape: int, of: torch.dtype = dtype) -> Tensor:
         return torch.zeros(shape, dtype=of, device=device)

@@ -22,6 +22,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.kernels.packed_matrices import packed_matrix
 from tests.kernels.triton.shapes import (
+    MULTIPLIED,
+    OUTPUTS,
     choice_call,
     decode_call,
     gate_call,
@@ -175,7 +177,7 @@ def test_an_image_brings_what_common_models_launch(
         for dim in (128, 256)
         for ids in (torch.int32, torch.int64)
     ]
-    for rows, dtype in itertools.product((1, 99), (torch.float16, torch.bfloat16)):
+    for rows, dtype in itertools.product((1, 40, 99), (torch.float16, torch.bfloat16)):
         launched += products_of_checkpoints(rows, dtype)
     for architecture in (80, 89, 90):
         ours = launcher(Library(), architecture, tmp_path)
@@ -202,6 +204,18 @@ def products_of_checkpoints(rows: int, dtype: torch.dtype) -> Iterator[Call]:
             yield product_call(Kind.PLAIN, rows, dtype, grouped=way, biased=biased)
 
 
+def test_products_that_are_tested_on_a_gpu_are_those_built_ahead() -> None:
+    """Dense matrices are multiplied in FP8 and INT4 only."""
+    built, outs = set(build.products()), OUTPUTS
+    for (kind, group, width), rows in itertools.product(MULTIPLIED, (1, 40, 150)):
+        sizes: dict[str, Any] = {"group": group, "width": width, "outs": outs}
+        for way in ("reads", "writes"):
+            call = product_call(kind, rows, grouped=way, biased=kind is Kind.MXFP4, **sizes)
+            assert call.program() in built
+        for dtype in (torch.bfloat16, torch.float16) if kind in (Kind.FP8, Kind.INT4) else ():
+            assert product_call(kind, rows, dtype, biased=True, **sizes).program() in built
+
+
 def test_a_program_is_built_only_for_gpus_that_can_run_it(
     tmp_path: Path, compiled: list[tuple[Program, int]]
 ) -> None:
@@ -220,7 +234,7 @@ def test_one_program_serves_products_of_all_sizes() -> None:
     assert several[0].program() == several[1].program()
 
 
-@pytest.mark.parametrize("rows", [1, 99])
+@pytest.mark.parametrize("rows", [1, 40, 99])
 def test_a_tile_fits_the_shared_memory_of_every_gpu(rows: int) -> None:
     """Three stages of 16-bit numbers: GPUs of 8.6, 8.9 and 12.0 have 99 KiB for a block."""
     tile = calls.tile_for(rows)

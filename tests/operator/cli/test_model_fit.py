@@ -151,7 +151,7 @@ def test_a_format_that_no_engine_reads_is_a_finding(
     assert main(["plan", "-f", spec_file(tmp_path, asks)]) == 1
     message = capsys.readouterr().err
     assert f"quantization {name} of commit" in message
-    assert "compressed-tensors (format float-quantized), fp8, gptq (bits 4)" in message
+    assert "awq, compressed-tensors (format float-quantized), fp8, gptq, modelopt" in message
 
 
 @pytest.mark.parametrize("repository", CONFIGS)

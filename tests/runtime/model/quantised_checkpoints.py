@@ -154,6 +154,7 @@ SCHEMES: dict[str, tuple[dict[str, Any], Quantise]] = {
     "awq-narrow": (awq(16), int4("awq", 16)),
     "awq-one-group": (awq(-1), int4("awq", -1)),
     "gptq": (gptq(32), int4("gptq", 32, less=1, index=True)),
+    "gptq-one-group": (gptq(-1), int4("gptq", -1, less=1)),
     "gptq-v2": (gptq(32, checkpoint_format="gptq_v2", sym=False), int4("gptq", 32, index=True)),
     "gptq-no-zeros": (gptq(32), int4("gptq", 32, zeros=False)),
 }

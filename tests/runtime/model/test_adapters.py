@@ -68,7 +68,7 @@ def test_a_key_that_changes_what_it_computes(
 ) -> None:
     folder = written(tmp_path, {key: value})
     with pytest.raises(ModelLoadError) as refused:
-        read_adapter(folder, bank_of(), Shard())
+        read_adapter(folder, bank_of(), Shard(), 8)
     assert f"adapters: {folder}/adapter_config.json: {words}" in str(refused.value)
 
 
@@ -92,7 +92,7 @@ def test_a_tensor_that_the_model_has_no_place_for(
 ) -> None:
     folder = written(tmp_path, {}, **changed)
     with pytest.raises(ModelLoadError) as refused:
-        read_adapter(folder, bank_of(), Shard())
+        read_adapter(folder, bank_of(), Shard(), 8)
     assert f"adapters: {folder}/adapter_model.safetensors: tensor " in str(refused.value)
     assert words in str(refused.value)
 
@@ -100,8 +100,8 @@ def test_a_tensor_that_the_model_has_no_place_for(
 def test_ranks_have_parts_that_make_the_whole(tmp_path: Path) -> None:
     folder = written(tmp_path, {})
     query, output = MatrixPlace(0, "query"), MatrixPlace(0, "output")
-    whole = read_adapter(folder, bank_of(), Shard()).pairs
-    parts = [read_adapter(folder, bank_of(2), Shard(rank, 2)).pairs for rank in range(2)]
+    whole = read_adapter(folder, bank_of(), Shard(), 8).pairs
+    parts = [read_adapter(folder, bank_of(2), Shard(rank, 2), 8).pairs for rank in range(2)]
     assert torch.equal(torch.cat([part[query].b for part in parts]), whole[query].b)
     assert torch.equal(torch.cat([part[output].a for part in parts], 1), whole[output].a)
     assert all(torch.equal(part[query].a, whole[query].a) for part in parts)
@@ -123,13 +123,22 @@ def test_ranks_with_unequal_parts_have_parts_that_make_the_whole(tmp_path: Path)
         bank = bank_of(2)
         bank.adapted(lambda x: x, 0, {"up": torch.empty(size, 4)})
         bank.adapted(lambda x: x, 0, {"down": torch.empty(4, size)})
-        parts.append(read_adapter(folder, bank, Shard(rank, 2, unit=2)).pairs)
+        parts.append(read_adapter(folder, bank, Shard(rank, 2, unit=2), 6).pairs)
     up, down = MatrixPlace(0, "up"), MatrixPlace(0, "down")
     assert torch.equal(torch.cat([part[up].b for part in parts]), 3 * pairs["up"][1])
     assert torch.equal(torch.cat([part[down].a for part in parts], 1), pairs["down"][0])
-    bank.adapted(lambda x: x, 0, {"up": torch.empty(8, 4)})
-    with pytest.raises(ModelLoadError, match=r"has shape \[6, 2\]; the model and r want \[16, 2\]"):
-        read_adapter(folder, bank, Shard(1, 2, unit=2))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_rank_refuses_an_inner_size_that_is_not_the_models(tmp_path: Path, rank: int) -> None:
+    """Of five groups of two the first rank would have three, as of the six that the model has."""
+    pair = {"lora_A": torch.ones(2, 10), "lora_B": torch.ones(4, 2)}
+    folder = written(tmp_path, {}, **{f"mlp.down_proj.{side}": pair[side] for side in pair})
+    bank = bank_of(2)
+    bank.adapted(lambda x: x, 0, {"down": torch.empty(4, 6)})
+    wrong = r"has shape \[2, 10\]; the model and r want \[2, 12\]"
+    with pytest.raises(ModelLoadError, match=wrong):
+        read_adapter(folder, bank, Shard(rank, 2, unit=2), 12)
 
 
 def test_rslora_divides_by_the_root(tmp_path: Path) -> None:
@@ -159,7 +168,7 @@ def test_weights_that_are_none_are_named(tmp_path: Path) -> None:
     weights = tmp_path / "adapter_model.safetensors"
     weights.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9\n")
     with pytest.raises(ModelLoadError, match=r"is a pointer of Git LFS \(66 bytes\)"):
-        read_adapter(tmp_path, bank_of(), Shard())
+        read_adapter(tmp_path, bank_of(), Shard(), 8)
     weights.rename(tmp_path / "adapter_model.bin")
     with pytest.raises(ModelLoadError, match=r"adapter_model\.bin is not read; allowed: adapter_m"):
         adapter_key("poems", tmp_path)

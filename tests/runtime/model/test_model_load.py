@@ -256,6 +256,21 @@ def test_the_log_says_how_quantised_weights_are_held(
     assert f"weights: {held}" in [record.getMessage() for record in caplog.records]
 
 
+def test_the_log_counts_matrices_of_which_a_part_is_left_out(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(layer_tensors, "can_pack", lambda device: True)
+    caplog.set_level(logging.INFO, "sluice.engine")
+    path = write_quantised(saved, "compressed-channel", tmp_path) / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"]["ignore"] = ["self_attn.k_proj", "layers.0.mlp.down_proj"]
+    path.write_text(json.dumps(config))
+    load_model(resolve(str(tmp_path)), "float32", 0, "torch")
+    parts = f"qkv in {config['num_hidden_layers']} layers, down in 1 layers"
+    line = f"; not packed, as config.json lists parts: {parts}"
+    assert any(record.getMessage().endswith(line) for record in caplog.records)
+
+
 def test_random_weights_depend_on_the_seed_alone() -> None:
     one, same, other = (
         load_model(resolve("dummy://llama-tiny"), "bfloat16", seed) for seed in (1, 1, 2)

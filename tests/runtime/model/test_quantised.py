@@ -106,6 +106,8 @@ WHOLE_GROUPS = {
     "modelopt": 1,
     "outputs": 1,
     "awq": 3,
+    "awq-one-group": 1,
+    "gptq-one-group": 1,
     "gptq": 3,
     "gptq-v2": 3,
     "gptq-no-zeros": 3,
@@ -192,9 +194,7 @@ def shape_with_inputs(width: int) -> ModelShape:
     return ModelShape(8, width, width, 1, width // 32, 1, 32, 64, tied_embeddings=True)
 
 
-@pytest.mark.parametrize(
-    "scheme", ["fp8-blocks", "fp8-large-blocks", "awq-narrow", "awq-one-group"]
-)
+@pytest.mark.parametrize("scheme", ["fp8-blocks", "fp8-large-blocks", "awq-narrow"])
 def test_groups_that_products_do_not_read_have_no_packing(scheme: str) -> None:
     config = {"quantization_config": SCHEMES[scheme][0]}
     assert packing_of(config, shape_with_inputs(WIDTH)) is None

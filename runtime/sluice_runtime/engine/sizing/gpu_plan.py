@@ -71,11 +71,11 @@ class ModelBytes:
 
     @property
     def _own_weights(self) -> int:
-        spec, ranks, experts = self.spec, self.ranks, self.spec.experts
+        spec, ranks, experts = self.spec, self.ranks, self._part.experts
         values = spec.layers * self._family.bias_values(spec, ranks) + self.other_values
         if experts is not None:  # routers too
             own = experts.count * spec.hidden_size
-            own += self._family.expert_bias_values(spec, experts, ranks)
+            own += self._family.expert_bias_values(spec, experts)
             values += len(experts.layers) * own
         norms = spec.layers * self._family.norm_values(spec, ranks) + spec.hidden_size
         norm_dtype = self._family.norm_dtype

@@ -261,8 +261,8 @@ class Family:
         heads = spec.heads // ranks + 2 * spec.rank_kv_heads(ranks)
         return heads * spec.head_dim if spec.qkv_bias else 0
 
-    def expert_bias_values(self, spec: ModelSpec, experts: Experts, ranks: int) -> int:
-        """Number of biases of a layer's experts and router on a rank."""
+    def expert_bias_values(self, spec: ModelSpec, experts: Experts) -> int:
+        """Number of biases of a layer's router and `experts`: a rank's part of them."""
         return 0
 
     def expert_step_values(self, hidden: int, width: int) -> int:

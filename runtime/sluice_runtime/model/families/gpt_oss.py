@@ -87,8 +87,8 @@ class _GptOss(Family):
         own = spec.hidden_size + spec.heads // ranks
         return super().bias_values(spec, ranks) + own
 
-    def expert_bias_values(self, spec: ModelSpec, experts: Experts, ranks: int) -> int:
-        outputs = 2 * experts.width // ranks + spec.hidden_size
+    def expert_bias_values(self, spec: ModelSpec, experts: Experts) -> int:
+        outputs = 2 * experts.width + spec.hidden_size
         return experts.count * (outputs + 1)
 
     def expert_step_values(self, hidden: int, width: int) -> int:

@@ -88,7 +88,8 @@ def test_the_rank_with_most_groups_is_planned() -> None:
     model = ModelBytes(spec_from(CONFIGS[repository]), 2, 4, packed=True)
     experts = 36 * 128 * 3 * 2880 * 23 * 17
     plain = replace(model, spec=replace(model.spec, packing=None))
-    others = plain.weights - 36 * 128 * 3 * 2880 * 720 * 2
+    biases = 36 * 128 * 2 * (23 * 32 - 720) * 2
+    others = plain.weights - 36 * 128 * 3 * 2880 * 720 * 2 + biases
     assert model.weights == experts + others
     narrow = replace(model.spec, hidden_size=320)  # what experts compute takes the most
     unpacked = replace(narrow, packing=None)
