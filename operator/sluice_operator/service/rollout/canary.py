@@ -17,9 +17,9 @@ from sluice_operator.api.scaling import CanarySpec
 from sluice_operator.conditions.reasons import CANARY_ABORTED, CANARY_STEP
 from sluice_operator.service.revisions.revision import CanaryState
 from sluice_operator.service.rollout.in_place import HALTED
+from sluice_operator.service.rollout.pairing import NO_PAIR
 from sluice_operator.service.rollout.surge import (
     ROLLING_OUT,
-    WAITS_FOR_POOL,
     PoolState,
     Revisions,
     Rollout,
@@ -30,10 +30,10 @@ from sluice_operator.service.rollout.surge import (
 )
 
 AGAIN: Final = (
-    "it has ended, and all requests go to the former revision; `sluice rollout promote` tries the "
-    "new one again, and so does another spec"
+    "all requests go to the former revision; apply the former spec to end this, or "
+    "`sluice rollout promote NAME` to try the new one again"
 )
-NO_PAIR: Final = "engines of the pools' new revisions cannot work together, so they get no request"
+UNPAIRED: Final = "engines of the pools' new revisions cannot work together, so they get no request"
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Canary:
         if self.spec.on_worse == "Halt" and any(pool.desired.is_late for pool in changed):
             return replace(plan, verdict="worse")
         if not desired_pair(pools):
-            return replace(plan, reason=WAITS_FOR_POOL, message=f"{plan.message} {NO_PAIR}.")
+            return replace(plan, reason=NO_PAIR, message=f"{plan.message} {UNPAIRED}.")
         return plan
 
     def _step(self, percent: int) -> str:
