@@ -104,7 +104,7 @@ class Canary:
         ready = (
             step
             for step in self._steps
-            if all(pool.desired.ready >= _engines(step, pool) for pool in changed)
+            if all(pool.desired.ready >= engines_of_share(step, pool.replicas) for pool in changed)
         )
         return max(ready, default=0)
 
@@ -115,7 +115,7 @@ class Canary:
             pool.role: {pool.desired.name: pool.replicas} for pool in pools
         }
         for pool in changed:
-            engines = _engines(max(self._steps, default=0), pool)
+            engines = engines_of_share(max(self._steps, default=0), pool.replicas)
             shares[pool.role] = {pool.desired.name: engines, stable[pool.role]: pool.replicas}
         percent, canary = self._percent(changed), self._shares(pools, stable)
         counts = _counts(changed, shares, stable)
@@ -145,9 +145,9 @@ class Canary:
         return f"{step} (`sluice rollout promote`: {after}, `abort`: none)"
 
 
-def _engines(percent: int, pool: PoolState) -> int:
-    """Engines that a share of requests takes, in a pool of engines at least one."""
-    return -(-percent * pool.replicas // 100)
+def engines_of_share(percent: int, replicas: int) -> int:
+    """Engines that a share of the requests of `replicas` engines takes, at least one of any."""
+    return -(-percent * replicas // 100)
 
 
 def _changed(pools: tuple[PoolState, ...], stable: Revisions) -> list[PoolState]:
