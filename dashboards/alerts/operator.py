@@ -13,7 +13,7 @@ from sluice_operator.api.conditions import (
     UPDATED,
 )
 from sluice_operator.autoscale.events import CONTESTED, FAILED, UNSEEN
-from sluice_operator.conditions.reasons import ROLLOUT_HALTED
+from sluice_operator.conditions.reasons import CANARY_STEP, ROLLOUT_HALTED
 
 from dashboards.alerts.words import AT_NAME, VALUE, is_so, of_names, of_operator
 from dashboards.pages import autoscaler, operator, service
@@ -24,6 +24,8 @@ IN_POOL: Final = ("namespace", "name", "role")
 BLIND: Final = f'reason=~"{UNSEEN}.+|{FAILED}|{CONTESTED}"'
 """Not those of services that nobody asked to scale."""
 NOT_TRUE: Final = 'status!="True"'
+AT_STEP: Final = is_so(PROGRESSING, f'reason="{CANARY_STEP}"')
+"""1 for each service whose canary waits for a decision."""
 
 
 def _replicas(state: str) -> str:
@@ -55,13 +57,13 @@ SERVICES: Final = (
     ),
     of_names(
         name="SluiceNotUpdated",
-        value=is_so(UPDATED, NOT_TRUE),
+        value=f"({is_so(UPDATED, NOT_TRUE)} unless {AT_STEP})",
         condition="== 1",
         lasting="30m",
         severity="warning",
         summary=f"{AT_NAME}: a change does not come through",
         description="Engines of the revision that is asked for are not complete. The condition "
-        "Updated says why.",
+        "Updated says why. A canary at its step is left out: it waits for a decision.",
         panel=(service.UID, "Conditions"),
     ),
     of_names(

@@ -24,9 +24,9 @@ What `GET /metrics` says, in Prometheus' text format and in base units: of an en
 {ports.ENGINE_METRICS}, of a router at {ports.ROUTER_METRICS}, of the operator at
 {ports.OPERATOR_METRICS}. Buckets are told by their number and the largest.
 
-Namespace, pod, service, pool (role) and revision are labels of the targets, [when they are scraped
-as pods](../how-to/monitor.md#scrape-them); the model is a label of `sluice_engine_info`, which
-others are joined with:
+Targets that are [scraped as pods](../how-to/monitor.md#scrape-them) have the labels `namespace`,
+`pod`, `serving_sluice_dev_service`, `serving_sluice_dev_role` (the pool) and
+`serving_sluice_dev_revision`. The model is a label of `sluice_engine_info`; join others with it:
 
 ```promql
 sum by (model) (

@@ -26,6 +26,10 @@ ANSWERS: Final = f'sluice_router_requests_total{{{S},code="200",outcome="complet
 TTFT: Final = f"sluice_time_to_first_token_seconds_%s{{{D}%s}}"
 FIRST: Final = f'sluice_router_first_byte_seconds_%s{{{S},pod="r",answer="stream"%s}}'
 ITL: Final = f"sluice_inter_token_seconds_%s{{{D}%s}}"
+NOT_UPDATED: Final = f'sluice_operator_condition{{{N},type="Updated",status="False",reason="Why"}}'
+PROGRESSING: Final = (
+    f'sluice_operator_condition{{{N},type="Progressing",status="True",reason="%s"}}'
+)
 Case = tuple[tuple[str, str | None, str | None], ...]
 """Series, and what it is a minute when the alert is to fire, and when it is not; None: absent."""
 
@@ -87,7 +91,11 @@ CASES: Final[dict[str, Case]] = {
     "SluiceTargetDown": ((f"up{{{D}}}", "0x500", "1x500"),),
     "SluiceNotReady": condition("Ready", "False"),
     "SluiceStalled": condition("Stalled", "True"),
-    "SluiceNotUpdated": condition("Updated", "False"),
+    "SluiceNotUpdated": (
+        (NOT_UPDATED, "1x500", "1x500"),
+        (PROGRESSING % "RollingOut", "1x500", None),
+        (PROGRESSING % "CanaryStep", None, "1x500"),
+    ),
     "SluiceRolloutHalted": condition("Progressing", "False", "RolloutHalted"),
     "SluiceScalingInactive": condition("ScalingActive", "False", "MetricsMissing"),
     "SluiceAcceleratorUnverified": condition("AcceleratorVerified", "False", right_is="Unknown"),

@@ -338,8 +338,8 @@ OPERATOR_MUTATIONS: Final = (
     Mutation(
         "canary: the share grows before its engines are ready",
         "canary",
-        "pool.desired.ready >= _engines(step, pool)",
-        "_engines(step, pool) >= 0",
+        "pool.desired.ready >= engines_of_share(step, pool.replicas)",
+        "engines_of_share(step, pool.replicas) >= 0",
         ("test_canary",),
         package="operator/service/rollout",
     ),

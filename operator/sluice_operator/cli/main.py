@@ -275,7 +275,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser(TRANSLATE, help=text, add_help=False)
     text = "what engines are sized for and why, what pays, hints; see its --help"
     commands.add_parser(EXPLAIN, help=text, add_help=False)
-    text = "status, history, undo and restart of roll-outs in a cluster; see its --help"
+    text = "roll-outs in a cluster: status, history, undo, restart, promote, abort; see its --help"
     commands.add_parser(ROLLOUT, help=text, add_help=False)
     text = "services, pools and engines of a cluster, live; see its --help"
     commands.add_parser(TOP, help=text, add_help=False)

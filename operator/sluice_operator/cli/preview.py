@@ -27,6 +27,7 @@ from sluice_operator.api.findings import Finding, InvalidSpecError
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.api.status import ModelStatus
 from sluice_operator.api.validate import ServiceDocument, parse_service
+from sluice_operator.cli.engine_numbers import canary_lines, engines_text, own_scale_lines
 from sluice_operator.cli.gpu_support import gpu_advice, unsupported_gpu
 from sluice_operator.cli.kv_capacity import (
     BYTES,
@@ -61,7 +62,7 @@ from sluice_operator.service.observe import Images, ServiceObserved
 from sluice_operator.service.plan import ServicePlan, plan_service
 from sluice_operator.service.plan_events import RDMA_RIGHTS
 from sluice_operator.service.report.priorities_count import priorities_check
-from sluice_operator.service.resolve.replicas import ReplicasOwner, replicas_owner, split_text
+from sluice_operator.service.resolve.replicas import split_text
 from sluice_operator.service.revisions.settings import settings_status
 from sluice_operator.service.rollout.planned_rollout import PlannedPool
 
@@ -276,7 +277,8 @@ def _lines(shown: Preview) -> Iterator[str]:
         yield "  From then on engines go to the pool that lacks more."
     for pool, below in zip(plan.pools, shown.pool_plans, strict=True):
         yield ""
-        yield f"Pool {pool.role}: replicas {_replicas(plan, pool)}, each on {pool.accelerator.text}"
+        engines = engines_text(plan, pool)
+        yield f"Pool {pool.role}: replicas {engines}, each on {pool.accelerator.text}"
         if plan.spec.lacks_prefill and pool.role is Role.PREFILL:
             yield f"  {NO_PREFILL}"
         yield from inherited_lines(plan.spec, pool.role)
@@ -294,7 +296,8 @@ def _lines(shown: Preview) -> Iterator[str]:
             yield from wrap(text, 98, initial_indent="  ", subsequent_indent="    ")
         yield from running_lines(shown.facts, pool)
         yield from table(_rows(settings_status(pool.settings)))
-    yield from _own_scale(plan.spec)
+    yield from canary_lines(plan.spec, plan.pools)
+    yield from own_scale_lines(plan.spec)
     pools = zip(plan.pools, shown.pool_plans, strict=True)
     if assumed := [below for pool, below in pools if _is_assumed(plan.spec, pool.role)]:
         yield ""
@@ -327,14 +330,6 @@ def _features(spec: InferenceServiceSpec, role: Role) -> Iterator[str]:
     if cache := spec.host_cache(role):
         disk = f", and {cache.disk.size} of its disk" if cache.disk else ""
         yield f"  Host cache: each engine takes {cache.memory} more of its node's memory{disk}"
-
-
-def _own_scale(spec: InferenceServiceSpec) -> Iterator[str]:
-    """A hint for an HPA of the InferenceService, which counts the engines of the last role."""
-    if spec.replicas is None and spec.pool(spec.roles[-1]).autoscaling is None:
-        yield ""
-        yield "spec.replicas is left out, which is 1. kubectl scale sets it; a"
-        yield "  HorizontalPodAutoscaler of this InferenceService needs it written once."
 
 
 def _assumed_images(plans: Iterable[PoolChildren]) -> Iterator[str]:
@@ -416,23 +411,6 @@ def _unused(spec: InferenceServiceSpec, pool: PlannedPool) -> Iterator[str]:
     if spec.model.adapters is None:
         for warning in unused_without_adapters(spec.engine_of(pool.role)):
             yield f"  {warning} (spec.model.adapters, be it an empty list)"
-
-
-def _replicas(plan: ServicePlan, pool: PlannedPool) -> str:
-    """The number of engines, or between which it moves."""
-    assert plan.spec is not None
-    scaling, owner = plan.spec.pool(pool.role).autoscaling, replicas_owner(plan.spec, pool.role)
-    if scaling is None:
-        return str(pool.replicas)
-    if owner is ReplicasOwner.EXTERNAL:
-        return f"{pool.replicas} at first, then as whoever scales EnginePool {_name(pool)} decides"
-    least, most = scaling.min_replicas, scaling.max_replicas
-    return f"{least} to {most} as the load asks, {pool.replicas} at first"
-
-
-def _name(pool: PlannedPool) -> str:
-    name: str = pool.manifest["metadata"]["name"]
-    return name
 
 
 def _promise(plan: ServicePlan) -> Iterator[str]:

@@ -285,10 +285,22 @@ def test_the_version_is_that_of_the_package_and_of_the_images_that_are_assumed()
     assert DEFAULT_IMAGES.engine.endswith(f":{project['version']}")
 
 
-def test_help_lists_simulate(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_simulate_and_what_rollout_does(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
-    assert "simulate" in capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.split())
+    assert "simulate" in text
+    assert "roll-outs in a cluster: status, history, undo, restart, promote, abort;" in text
+
+
+@pytest.mark.parametrize("command", ["promote", "abort"])
+def test_help_says_what_a_refused_decision_returns(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["rollout", command, "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"1 where .*a decision about a canary is refused \(nothing changes\)", text)
 
 
 def test_without_arguments_it_helps_with_an_example_a_verb(

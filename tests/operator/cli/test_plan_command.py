@@ -216,6 +216,36 @@ def test_a_plan_says_who_decides_the_numbers_and_what_follows(
     assert text in plan_text(tmp_path, capsys, spec)
 
 
+@pytest.mark.parametrize(
+    ("replicas", "steps"),
+    [(4, "5 % on 1 engine more, 25 % on 1, 60 % on 3"), (40, "5 % on 2 engines more, 25 % on 10")],
+)
+def test_a_plan_says_what_engines_the_steps_of_a_canary_take(
+    replicas: int, steps: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    canary = {"rollout": {"canary": {"steps": [5, 25, 60]}}, "replicas": replicas}
+    text = plan_text(tmp_path, capsys, canary)
+    assert f"  Pool mixed: {steps}" in text
+    assert ", then all" in text
+    assert "gpuBudget" not in text
+    assert "Canary" not in plan_text(tmp_path, capsys, {"replicas": replicas})
+
+
+@pytest.mark.parametrize(("gpus", "waits"), [(8, True), (9, True), (10, False)])
+def test_a_plan_warns_where_the_budget_has_no_room_for_a_canary(
+    gpus: int, waits: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = {
+        "accelerator": {"resourceName": "nvidia.com/gpu", "count": 2},
+        "autoscaling": {"gpuBudget": gpus, "minReplicas": 4, "maxReplicas": 4},
+        "rollout": {"canary": {}},
+    }
+    text = plan_text(tmp_path, capsys, spec)
+    assert "  Pool mixed: 10 % on 1 engine more, then all" in text
+    warning = f"gpuBudget is {gpus}: all engines hold 8, and a canary\n  needs 2"
+    assert (warning in text) is waits
+
+
 @pytest.mark.parametrize("replicas", [0, 1])
 def test_no_prompts_are_computed_only_where_others_decode(
     replicas: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]

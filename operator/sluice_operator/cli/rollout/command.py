@@ -42,7 +42,8 @@ FAILED: Final = 1
 UNUSABLE: Final = 2
 STATUSES: Final = (
     "Exit status: 0, also at a canary's step; 1 where the roll-out has stopped, the time is over, "
-    "or there is no such service or revision; 2 where there is no cluster, or it refuses."
+    "a decision about a canary is refused (nothing changes), or there is no such service or "
+    "revision; 2 where there is no cluster, or it refuses."
 )
 
 

@@ -18,8 +18,9 @@ from sluice_operator.service.report.part_status import StatusPart, current_pool,
 from sluice_operator.service.rollout.gpu_budget import WAITS_FOR_BUDGET
 from sluice_operator.service.rollout.in_place import HALTED, IN_PLACE
 from sluice_operator.service.rollout.lent_gpus import INTERRUPTS
+from sluice_operator.service.rollout.pairing import NO_PAIR
 
-SHOWN_ROLLOUTS: Final = frozenset({IN_PLACE, WAITS_FOR_BUDGET, reasons.CANARY_STEP})
+SHOWN_ROLLOUTS: Final = frozenset({IN_PLACE, WAITS_FOR_BUDGET, reasons.CANARY_STEP, NO_PAIR})
 """Reasons of a roll-out that become the reason of Progressing."""
 
 

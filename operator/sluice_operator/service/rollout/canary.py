@@ -17,9 +17,9 @@ from sluice_operator.api.scaling import CanarySpec
 from sluice_operator.conditions.reasons import CANARY_ABORTED, CANARY_STEP
 from sluice_operator.service.revisions.revision import CanaryState
 from sluice_operator.service.rollout.in_place import HALTED
+from sluice_operator.service.rollout.pairing import NO_PAIR
 from sluice_operator.service.rollout.surge import (
     ROLLING_OUT,
-    WAITS_FOR_POOL,
     PoolState,
     Revisions,
     Rollout,
@@ -30,10 +30,10 @@ from sluice_operator.service.rollout.surge import (
 )
 
 AGAIN: Final = (
-    "it has ended, and all requests go to the former revision; `sluice rollout promote` tries the "
-    "new one again, and so does another spec"
+    "all requests go to the former revision; apply the former spec to end this, or "
+    "`sluice rollout promote NAME` to try the new one again"
 )
-NO_PAIR: Final = "engines of the pools' new revisions cannot work together, so they get no request"
+UNPAIRED: Final = "engines of the pools' new revisions cannot work together, so they get no request"
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Canary:
         ready = (
             step
             for step in self._steps
-            if all(pool.desired.ready >= _engines(step, pool) for pool in changed)
+            if all(pool.desired.ready >= engines_of_share(step, pool.replicas) for pool in changed)
         )
         return max(ready, default=0)
 
@@ -115,7 +115,7 @@ class Canary:
             pool.role: {pool.desired.name: pool.replicas} for pool in pools
         }
         for pool in changed:
-            engines = _engines(max(self._steps, default=0), pool)
+            engines = engines_of_share(max(self._steps, default=0), pool.replicas)
             shares[pool.role] = {pool.desired.name: engines, stable[pool.role]: pool.replicas}
         percent, canary = self._percent(changed), self._shares(pools, stable)
         counts = _counts(changed, shares, stable)
@@ -132,7 +132,7 @@ class Canary:
         if self.spec.on_worse == "Halt" and any(pool.desired.is_late for pool in changed):
             return replace(plan, verdict="worse")
         if not desired_pair(pools):
-            return replace(plan, reason=WAITS_FOR_POOL, message=f"{plan.message} {NO_PAIR}.")
+            return replace(plan, reason=NO_PAIR, message=f"{plan.message} {UNPAIRED}.")
         return plan
 
     def _step(self, percent: int) -> str:
@@ -145,9 +145,9 @@ class Canary:
         return f"{step} (`sluice rollout promote`: {after}, `abort`: none)"
 
 
-def _engines(percent: int, pool: PoolState) -> int:
-    """Engines that a share of requests takes, in a pool of engines at least one."""
-    return -(-percent * pool.replicas // 100)
+def engines_of_share(percent: int, replicas: int) -> int:
+    """Engines that a share of the requests of `replicas` engines takes, at least one of any."""
+    return -(-percent * replicas // 100)
 
 
 def _changed(pools: tuple[PoolState, ...], stable: Revisions) -> list[PoolState]:

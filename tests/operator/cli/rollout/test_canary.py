@@ -18,6 +18,7 @@ from sluice_operator.cli.rollout.canary import (
 )
 from sluice_operator.cli.rollout.progress import as_text, progress_of
 from sluice_operator.cli.rollout.session import Session
+from sluice_operator.cli.rollout.undo import target, undone
 from sluice_operator.kube.kinds import (
     CONTROLLER_REVISION,
     DEPLOYMENT,
@@ -161,6 +162,27 @@ async def test_an_aborted_canary_is_not_tried_again_until_it_is_promoted(restart
         await person.decides(no_requests)
     await person.decides(next_step, restarts)
     assert (person.counts, person.label) == ((2, 5), f"{person.new}.{person.former}.25")
+
+
+@pytest.mark.parametrize("is_promoted", [False, True])
+async def test_an_undo_applies_the_former_spec_of_an_aborted_or_a_promoted_canary(
+    is_promoted: bool,
+) -> None:
+    person = await rolled()
+    person.cluster.is_down = lambda name: "-mixed-" in name and person.former not in name
+    await person.cluster.reconciled()
+    await person.decides(all_requests if is_promoted else no_requests)
+    if is_promoted:
+        assert person.counts == (4, 4)
+        with pytest.raises(NoCanaryError, match="promoted; to go back: sluice rollout undo"):
+            await person.decides(no_requests)
+    session = Session(person.cluster.api, "default", "chat")  # type: ignore[arg-type]
+    service, revisions = await session.service(), await session.revisions()
+    spec = undone(service["spec"], target(service, revisions, None).spec)
+    assert spec["rollout"] == STEPS
+    await person.cluster.edited(engine=spec.get("engine", {}))
+    assert (person.engines, person.label) == ({person.former: 4}, None)
+    assert condition(person.cluster.status, "Updated")["status"] == "True"
 
 
 async def test_another_spec_after_an_aborted_one_is_a_canary_again() -> None:

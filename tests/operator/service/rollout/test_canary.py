@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sluice_contract.cluster.labels import CanaryShare, Role
 from sluice_operator.api.scaling import CanarySpec
+from sluice_operator.service.report.progressing import SHOWN_ROLLOUTS
 from sluice_operator.service.revisions.revision import CanaryState, Verdict
 from sluice_operator.service.rollout.canary import Canary
 from sluice_operator.service.rollout.gpu_budget import Budget, PodCounts, plan_within
@@ -114,6 +115,10 @@ def test_the_engines_of_a_canary_that_has_ended_go(verdict: Verdict) -> None:
     assert rollout.shares == {MIXED: {"b": 0, "a": 4}}
     assert rollout.canary == {MIXED: CanaryShare("b", "a", 0)}
     assert rollout.reason == {"aborted": "CanaryAborted", "worse": "RolloutHalted"}[verdict]
+    assert rollout.message.endswith(
+        ": all requests go to the former revision; apply the former spec to end this, or "
+        "`sluice rollout promote NAME` to try the new one again."
+    )
 
 
 def test_engines_that_are_late_end_the_canary_once_that_is_recorded() -> None:
@@ -206,7 +211,8 @@ def test_pools_that_cannot_work_together_are_named() -> None:
     prefill = replace(prefill, desired=replace(prefill.desired, fingerprint="int8"))
     decode = replace(decode, desired=replace(decode.desired, fingerprint="auto"))
     rollout = canary().plan((prefill, decode), {PREFILL: "p1", DECODE: "d1"})
-    assert rollout.reason == "WaitsForPool"
+    assert rollout.reason == "NoPair"
+    assert rollout.reason in SHOWN_ROLLOUTS, "it becomes the reason of Progressing"
     assert "cannot work together" in rollout.message
 
 

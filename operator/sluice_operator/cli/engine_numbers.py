@@ -1,0 +1,62 @@
+"""What `sluice plan` says about the numbers of engines: who decides them, and those of a canary.
+
+Pure. A canary's numbers are those for the engines that the plan begins with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sluice_operator.api.pools import gpu_count
+from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.service.plan import ServicePlan
+from sluice_operator.service.resolve.replicas import ReplicasOwner, replicas_owner
+from sluice_operator.service.rollout.canary import engines_of_share
+from sluice_operator.service.rollout.gpu_budget import WAITS_FOR_BUDGET
+from sluice_operator.service.rollout.planned_rollout import PlannedPool
+
+
+def engines_text(plan: ServicePlan, pool: PlannedPool) -> str:
+    """The number of engines, or between which it moves."""
+    assert plan.spec is not None
+    scaling, owner = plan.spec.pool(pool.role).autoscaling, replicas_owner(plan.spec, pool.role)
+    if scaling is None:
+        return str(pool.replicas)
+    if owner is ReplicasOwner.EXTERNAL:
+        name = pool.manifest["metadata"]["name"]
+        return f"{pool.replicas} at first, then as whoever scales EnginePool {name} decides"
+    least, most = scaling.min_replicas, scaling.max_replicas
+    return f"{least} to {most} as the load asks, {pool.replicas} at first"
+
+
+def own_scale_lines(spec: InferenceServiceSpec) -> Iterator[str]:
+    """A hint for an HPA of the InferenceService, which counts the engines of the last role."""
+    if spec.replicas is None and spec.pool(spec.roles[-1]).autoscaling is None:
+        yield ""
+        yield "spec.replicas is left out, which is 1. kubectl scale sets it; a"
+        yield "  HorizontalPodAutoscaler of this InferenceService needs it written once."
+
+
+def canary_lines(spec: InferenceServiceSpec, pools: tuple[PlannedPool, ...]) -> Iterator[str]:
+    """The steps of a change's canary with the engines that each takes, and a warning where the
+    budget of GPUs has no room for the first ones."""
+    if spec.rollout is None or spec.rollout.canary is None:
+        return
+    steps = spec.rollout.canary.steps
+    yield ""
+    yield "Canary: a change that restarts engines goes to a share of the requests first"
+    full = first = 0
+    for pool in pools:
+        engines = [engines_of_share(percent, pool.replicas) for percent in steps]
+        gpus = gpu_count(spec.pool(pool.role).accelerator)
+        full, first = full + gpus * pool.replicas, first + gpus * min(1, engines[0])
+        more = f"engine{'' if engines[0] == 1 else 's'} more"
+        later = "".join(
+            f", {percent} % on {count}"
+            for percent, count in zip(steps[1:], engines[1:], strict=True)
+        )
+        yield f"  Pool {pool.role}: {steps[0]} % on {engines[0]} {more}{later}, then all"
+    budget = spec.gpu_budget
+    if budget is not None and full + first > budget:
+        yield f"  spec.autoscaling.gpuBudget is {budget}: all engines hold {full}, and a canary"
+        yield f"  needs {first} for its first engines. It would wait ({WAITS_FOR_BUDGET})."
