@@ -52,7 +52,7 @@ class ModelSizes:
     is_certain: bool = True
     """Whether a model that does not fit by these sizes is an error, not only advice."""
     refused_format: str | None = None
-    """Part of the model's name that says a format that engines do not read; None: it says none."""
+    """Part of the URI that says a format that engines do not read; None: it says none."""
 
 
 def model_sizes(
@@ -70,7 +70,7 @@ def model_sizes(
     known = by_uri or published_model((model.served_name,))
     if known is None:
         return None
-    refused = refused_format(known, model.uri if by_uri else model.served_name)
+    refused = refused_format(known, model.uri) if by_uri else None  # an alias says nothing of files
     assumed = f"assumed from the published config of {known.repository}"
     is_certain = scheme == HUB and by_uri is not None
     return ModelSizes(known.name, known.facts, assumed, is_certain, refused)

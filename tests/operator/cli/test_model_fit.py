@@ -175,6 +175,14 @@ def test_a_name_that_says_a_refused_format_is_one_finding_and_advice_outside_the
         assert f"the name says {says}" in " ".join(capsys.readouterr().out.split())
 
 
+def test_an_alias_says_nothing_of_a_format(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = spec_file(tmp_path, service("pvc://models/tiny", name="qwen3-8b-gguf"))
+    assert main(["plan", "-f", file]) == 0
+    assert "the name says" not in capsys.readouterr().out
+
+
 def test_a_checkpoint_that_is_quantised_gets_no_hint_to_quantise_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
