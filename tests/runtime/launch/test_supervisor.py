@@ -52,7 +52,7 @@ def supervised(
 
 @contextmanager
 def stream(url: str, tokens: int) -> Iterator[Iterator[str]]:
-    """Events after the first of a stream of `tokens` tokens, "x" each; an event may have several."""
+    """Events after the first of a stream of `tokens` tokens, "x" each; events may have several."""
     body = {"model": "tiny", "prompt": "x" * tokens, "stream": True, "max_tokens": tokens + 1}
     with (
         httpx.Client(verify=False, timeout=HANG_SECONDS) as client,
