@@ -1,7 +1,7 @@
-"""`python -m docs.generate.burst`: draws docs/pictures/burst.svg, a burst that two pools follow.
+"""`.venv/bin/python -m docs.generate.burst` draws docs/pictures/burst.svg: pools follow a burst.
 
 Half an hour of requests is replayed on a simulated fleet whose pools the operator's own `decide`
-sizes. Needs matplotlib.
+sizes. Needs matplotlib, which `make setup` installs.
 """
 
 from __future__ import annotations

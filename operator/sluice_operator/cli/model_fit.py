@@ -20,8 +20,9 @@ from sluice_contract.config.accelerators import (
 )
 from sluice_contract.config.engine import EngineSettings
 from sluice_contract.config.model_facts import ModelFacts, facts_of
-from sluice_contract.config.published_models import is_gated, published_model
+from sluice_contract.config.published_models import is_gated, published_model, refused_format
 from sluice_contract.config.sizing import Source, Value, resolve_settings, resolved_values
+from sluice_contract.config.supported import QUANTISATIONS
 
 from sluice_operator.api.engine import ModelSpec
 from sluice_operator.api.findings import Finding
@@ -50,6 +51,8 @@ class ModelSizes:
     """What the sizes are assumed from, for a person; empty: nothing is assumed."""
     is_certain: bool = True
     """Whether a model that does not fit by these sizes is an error, not only advice."""
+    refused_format: str | None = None
+    """Part of the URI that says a format that engines do not read; None: it says none."""
 
 
 def model_sizes(
@@ -67,9 +70,10 @@ def model_sizes(
     known = by_uri or published_model((model.served_name,))
     if known is None:
         return None
+    refused = refused_format(known, model.uri) if by_uri else None  # an alias says nothing of files
     assumed = f"assumed from the published config of {known.repository}"
     is_certain = scheme == HUB and by_uri is not None
-    return ModelSizes(known.name, known.facts, assumed, is_certain)
+    return ModelSizes(known.name, known.facts, assumed, is_certain, refused)
 
 
 def _from_config(name: str, text: str) -> ModelSizes | None:
@@ -94,8 +98,9 @@ def gated_lines(model: ModelSpec) -> Iterator[str]:
 def fit_findings(
     spec: InferenceServiceSpec, sizes: ModelSizes | None, pools: tuple[PlannedPool, ...]
 ) -> tuple[Finding, ...]:
-    """A finding for each pool whose engines cannot hold the model or divide it; none where sizes or
-    memory are unknown, or sizes are those of a name outside the hub."""
+    """A finding for each pool whose engines cannot hold the model or divide it, and one alone where
+    they do not read its format; none where sizes or memory are unknown, or sizes are those of a
+    name outside the hub."""
     if sizes is None or not sizes.is_certain:
         return ()
     findings = (_finding(_Fit(sizes, pool), spec) for pool in pools)
@@ -106,7 +111,7 @@ def fit_advice(
     spec: InferenceServiceSpec, sizes: ModelSizes | None, pool: PlannedPool
 ) -> str | None:
     """Advice where an engine's KV pool holds less than one context, or a model that a name alone
-    tells of would not fit; None where it holds one, or that is unknown."""
+    tells of would be refused or not fit; None where it holds one, or that is unknown."""
     if sizes is not None and not sizes.is_certain and (misfit := _finding(_Fit(sizes, pool), spec)):
         return str(misfit)
     capacity = engine_kv_capacity(sizes.facts if sizes else None, pool)
@@ -194,6 +199,8 @@ class _Fit:
 
 
 def _finding(fit: _Fit, spec: InferenceServiceSpec) -> Finding | None:
+    if fit.sizes.refused_format:
+        return _refused_format(fit.sizes.refused_format)
     name, section = fit.sizes.name, spec.pool(fit.pool.role).accelerator_section
     source = f". Sizes are {fit.sizes.assumed}" if fit.sizes.assumed else ""
     count, field = max(1, fit.accelerator.count), f"{section}.accelerator.count"
@@ -224,12 +231,20 @@ def _finding(fit: _Fit, spec: InferenceServiceSpec) -> Finding | None:
     return Finding(field, f"{text}{_of_quantised(fit)}{source}")
 
 
+def _refused_format(name: str) -> Finding:
+    how = "which has no weights that engines read"
+    if "gguf" not in name.casefold():
+        how = "which is refused as UnsupportedQuantization"
+    text = f"the name says {name}, {how}; allowed: {', '.join(QUANTISATIONS)}"
+    return Finding("spec.model.uri", f"{text}, or weights that are not quantised")
+
+
 def _of_quantised(fit: _Fit) -> str:
-    """What a quantised checkpoint changes, as another sentence; empty: the sizes are those of
+    """What a quantised checkpoint changes, as another sentence; empty: nothing, as the model is
     one."""
-    if fit.is_packed:
-        return ""
     if packs_weights(fit.accelerator):
+        if fit.sizes.facts.quantization:
+            return ""
         return ". A checkpoint in FP8 or 4 bits stays packed and takes less"
     dtype = str(fit.pool.settings["dtype"].value)
     dtype = dtype if dtype != "auto" else fit.sizes.facts.dtype or "float32"

@@ -95,6 +95,7 @@ _INT4: Final = Packing(4, 3, 128)
 """AWQ and GPTQ as they are mostly published: groups of 128, scales in float16, zeros."""
 _AWQ: Final = r"awq(?![a-z0-9])"
 _GPTQ: Final = r"gptq(?![a-z0-9])(?!.*(int8|8-?bit))"
+_REFUSED: Final = r"bnb|exl[23]|gguf|int[48]|nvfp4|[2-8]-?bit|w[0-9]+a[0-9]+"
 _COPIES: Final = (
     _Copy("qwen/qwen3-.*-fp8$", "fp8", Packing(8, 4, 128)),
     _Copy(rf"qwen/qwen2\.5-72b-instruct-{_AWQ}", "awq", _INT4, "float16", 29_696),
@@ -103,8 +104,7 @@ _COPIES: Final = (
     _Copy(rf".*(?<![a-z0-9]){_GPTQ}", "gptq", _INT4, "float16"),
     _Copy(".*(?<![a-z0-9])fp8(?![a-z0-9])", "compressed-tensors", FP8),
     _Copy(
-        ".*(?<![a-z0-9])(bf16|bfloat16|bnb|exl[23]|fp?16|fp32|gguf|int[48]|mlx|nvfp4|[2-8]-?bit"
-        "|w[0-9]+a[0-9]+)(?![a-z0-9])",
+        rf".*(?<![a-z0-9])(bf16|bfloat16|fp?16|fp32|mlx|{_REFUSED})(?![a-z0-9])",
         None,
         None,
     ),
@@ -123,6 +123,19 @@ def _as_named(model: PublishedModel, name: str) -> PublishedModel:
     return replace(
         model, shape=shape, dtype=copy.dtype, quantization=copy.quantization, packing=packing
     )
+
+
+_REFUSED_FORMAT: Final = re.compile(
+    rf"(?<![a-z0-9])((awq|bnb|gptq|mlx)[-_.])?({_REFUSED})(?![a-z0-9])", re.IGNORECASE
+)
+
+
+def refused_format(model: PublishedModel, name: str) -> str | None:
+    """The part of `name`, such as `GPTQ-Int8`, that says a format that engines do not read; None:
+    it says none, or `model`, as `published_model` has found it by the name, is in a format that
+    they read."""
+    found = None if model.quantization else _REFUSED_FORMAT.search(name.rstrip("/").split("/")[-1])
+    return found and found[0]
 
 
 GATED_OWNERS: Final = {"meta-llama": "Llama", "google": "Gemma"}

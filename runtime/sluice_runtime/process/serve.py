@@ -36,12 +36,16 @@ REQUIRED: Final = ("torch", "zmq", "uvicorn", "tokenizers", "safetensors")
 DEVICES: Final = "SLUICE_DEVICES"
 """Variable of the folder that is searched for GPUs instead of /dev."""
 HUB: Final = "hf://"
+DUMMY: Final = "dummy://"
 REPOSITORY: Final = re.compile(r"[A-Za-z0-9][-._A-Za-z0-9]*/[A-Za-z0-9][-._A-Za-z0-9]*")
 SMOLLM2: Final = "smollm2"
 SMOLLM2_FOLDER: Final = "SmolLM2-135M-Instruct-a672150f-sampling"
 """Folder in the cache that `make serve MODEL=smollm2` fills."""
 REVISION: Final = re.compile(r"(?!.*\.\.)\w[-./\w]{0,127}")
-MODELS: Final = "a folder, hf://org/name[@revision], org/name[@revision] or dummy://name"
+MODELS: Final = (
+    "a folder, hf://org/name[@revision], org/name[@revision], dummy://name, or smollm2 once "
+    "`make serve MODEL=smollm2` has fetched it, in a checkout"
+)
 ATTEMPTS: Final = 4
 """Attempts at a hub that does not answer: seven seconds in all, where it answers at once."""
 Config = dict[str, Any]
@@ -215,8 +219,7 @@ def _model(word: str) -> dict[str, str]:
     if word == SMOLLM2:
         folder = _cache() / SMOLLM2_FOLDER
         if not folder.exists():
-            allowed = "smollm2 once `make serve MODEL=smollm2` has fetched it, in a checkout"
-            raise UnusableOptionError("MODEL", word, f"{allowed}; {MODELS}")
+            raise UnusableOptionError("MODEL", word, MODELS)
         return {"name": SMOLLM2, "uri": str(folder)}
     repository, at, revision = word.removeprefix(HUB).partition("@")
     if not REPOSITORY.fullmatch(repository) or (at and not REVISION.fullmatch(revision)):
@@ -285,9 +288,12 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Config:
 
 
 def _name_text(model: Mapping[str, Any]) -> str:
-    """Under which name a model is served, and how that is changed."""
+    """Name under which a model is served, and how that is changed; of random weights: how a model
+    is chosen."""
     uri = str(model["uri"])
     name = ModelRef.model_construct(uri=uri, name=model.get("name")).served_name
+    if uri.startswith(DUMMY):
+        return f"{uri} as {name}: random weights; a model: sluice serve MODEL, make serve MODEL=…"
     return f"{uri} as {name}; another name: --set model.name=NAME (make serve: SETTINGS)"
 
 

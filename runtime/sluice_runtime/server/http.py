@@ -58,7 +58,7 @@ def listen(host: str, port: int, key: str = SERVER_PORT) -> socket.socket:
         listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         is_taken = error.errno == errno.EADDRINUSE and key == SERVER_PORT
-        hint = f" (sluice serve --port {port + 1}, PORT={port + 1} make serve)" if is_taken else ""
+        hint = f" (add --port {port + 1}; to make serve: PORT={port + 1})" if is_taken else ""
         raise InvalidConfigError(
             f"server.host, {key}: cannot listen on {host}:{port}: {error.strerror or error}; "
             f"allowed: a free address of this machine{hint}"

@@ -9,6 +9,7 @@ from sluice_contract.config.published_models import (
     PublishedModel,
     is_gated,
     published_model,
+    refused_format,
 )
 from sluice_contract.config.supported import ARCHITECTURES, QUANTISATIONS
 
@@ -121,6 +122,30 @@ def test_a_name_says_in_how_many_bits_weights_are_packed(name: str, bits: int | 
     assert (model.packing and model.packing.bits) == bits
     assert (model.facts.packed_parts is None) == (bits is None)
     assert (model.quantization is None) == (bits is None)
+
+
+@pytest.mark.parametrize(
+    ("name", "refused"),
+    [
+        ("hf://Qwen/Qwen2.5-7B-Instruct-GPTQ-Int8", "GPTQ-Int8"),
+        ("hf://ModelCloud/Qwen2.5-7B-Instruct-gptq-8bit/", "gptq-8bit"),
+        ("hf://RedHatAI/Qwen3-8B-quantized.w4a16", "w4a16"),
+        ("hf://unsloth/Qwen3-8B-unsloth-bnb-4bit", "bnb-4bit"),
+        ("hf://unsloth/gpt-oss-20b-unsloth-bnb-4bit", "bnb-4bit"),
+        ("hf://Qwen/Qwen3-8B-GGUF", "GGUF"),
+        ("hf://Qwen/Qwen3-8B-MLX-4bit", "MLX-4bit"),
+        ("hf://mlx-community/Qwen3-8B-bf16", None),
+        ("hf://unsloth/gpt-oss-20b-BF16", None),
+        ("hf://hugging-quants/Meta-Llama-3.1-70B-Instruct-AWQ-INT4", None),
+        ("hf://Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4", None),
+        ("hf://Qwen/Qwen3-8B-FP8", None),
+        ("hf://Qwen/Qwen3-8B", None),
+    ],
+)
+def test_a_name_says_a_format_that_engines_do_not_read(name: str, refused: str | None) -> None:
+    model = published_model([name])
+    assert model is not None
+    assert refused_format(model, name) == refused
 
 
 @pytest.mark.parametrize("repository", CONFIGS)

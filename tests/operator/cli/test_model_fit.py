@@ -154,6 +154,53 @@ def test_a_format_that_no_engine_reads_is_a_finding(
     assert "awq, compressed-tensors (format float-quantized), fp8, gptq, modelopt" in message
 
 
+REFUSED = [
+    ("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int8", "GPTQ-Int8, which is refused as UnsupportedQuantizatio"),
+    ("unsloth/Llama-3.3-70B-Instruct-bnb-4bit", "bnb-4bit, which is refused as UnsupportedQuant"),
+    ("Qwen/Qwen3-8B-GGUF", "GGUF, which has no weights that engines read; allowed: awq, compress"),
+]
+
+
+@pytest.mark.parametrize(("repository", "says"), REFUSED)
+def test_a_name_that_says_a_refused_format_is_one_finding_and_advice_outside_the_hub(
+    repository: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in (lambda f: main(["plan", "-f", f]), lambda f: explain(["-f", f], asked)):
+        assert command(spec_file(tmp_path, service(f"hf://{repository}"))) == 1
+        message = capsys.readouterr().err
+        assert f"spec.model.uri: the name says {says}" in message
+        assert "does not fit" not in message
+        elsewhere = service(f"pvc://models/{repository.partition('/')[2]}")
+        assert command(spec_file(tmp_path, elsewhere)) == 0
+        assert f"the name says {says}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_an_alias_says_nothing_of_a_format(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = spec_file(tmp_path, service("pvc://models/tiny", name="qwen3-8b-gguf"))
+    assert main(["plan", "-f", file]) == 0
+    assert "the name says" not in capsys.readouterr().out
+
+
+def test_a_checkpoint_that_is_quantised_gets_no_hint_to_quantise_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its groups cannot be packed."""
+    pin = {
+        "uri": LLAMA,
+        "revision": "main",
+        **RESOLVED,
+        "bytes": 90_000_000_000,
+        "parameters": 45_000_000_000,
+    }
+    for quantization in ("gptq", None):
+        status = {"status": {"model": pin | {"quantization": quantization}}}
+        assert main(["plan", "-f", spec_file(tmp_path, service(LLAMA) | status)]) == 1
+        message = capsys.readouterr().err
+        assert ("in FP8 or 4 bits" in message) == (quantization is None)
+
+
 @pytest.mark.parametrize("repository", CONFIGS)
 def test_a_config_json_says_how_much_packed_weights_take(
     repository: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -85,7 +85,8 @@ EAGLE = "--speculative-algorithm EAGLE3 --speculative-draft-model-path /head"
         (
             "vllm",
             "--model /m --quantization fp8",
-            "--quantization fp8: not done: name an FP8 checkpoint",
+            "--quantization fp8: not done: name an FP8 checkpoint: engines make no FP8 weights of "
+            "others. On NVIDIA's GPUs from A100 on a checkpoint's weights stay packed",
             {},
         ),
         (

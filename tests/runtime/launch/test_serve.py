@@ -113,7 +113,11 @@ def test_a_gpu_is_used_where_there_is_one_and_nothing_else_is_said(
             'model.revision: "a b" is not allowed; allowed: a branch, tag or commit',
         ),
         (["org/name", "--set", "model.revision=7"], "model.revision: 7 is not allowed; allowed"),
-        (["smollm"], 'MODEL: "smollm" is not allowed; allowed: a folder, hf://org/name[@revision]'),
+        (
+            ["smollm9"],
+            'MODEL: "smollm9" is not allowed; allowed: a folder, hf://org/name[@revision], '
+            "org/name[@revision], dummy://name, or smollm2 once `make serve MODEL=smollm2` has",
+        ),
     ],
 )
 def test_an_option_that_is_no_setting_is_named(

@@ -114,7 +114,8 @@ def test_who_ends_the_script_ends_the_engine() -> None:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as script:
         assert script.stderr is not None
         begun = list(until_ready(script.stderr))
-        assert any("… serving dummy://qwen3-tiny as qwen3-tiny; another" in line for line in begun)
+        chooses = "random weights; a model: sluice serve MODEL, make serve MODEL=…"
+        assert f"… serving dummy://qwen3-tiny as qwen3-tiny: {chooses}\n" in begun
         assert any(", available_mem=" in line for line in begun)
         script.terminate()
         ended = script.stderr.read()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from sluice_contract.config.accelerators import packs_weights
 from sluice_contract.config.sizing import Value
 from sluice_contract.wire.explain import Answer, Arrangement, ArrangementName
 
@@ -117,6 +118,12 @@ class Facts:
         return subject in self.verdicts and self.verdicts[subject].reason == "Costs"
 
     @property
+    def keeps_weights_packed(self) -> bool:
+        sizes = self.sizes
+        packed = sizes is not None and bool(sizes.facts.packed_parts)
+        return packed and packs_weights(self.pool.accelerator.accelerator)
+
+    @property
     def promises_itl(self) -> bool:
         return self.spec.slo is not None and self.spec.slo.itl_milliseconds is not None
 
@@ -180,6 +187,11 @@ HINTS: Final = (
         lambda f: not f.pool.accelerator.accelerator.is_cpu,
         "this version ran on one H200; no cluster of GPUs, never several GPUs: try this pool "
         "before you rely on it",
+    ),
+    Hint(
+        "PackedWeights",
+        lambda f: f.keeps_weights_packed,
+        "the kernel that multiplies with packed weights has not run on a GPU: its speed is unknown",
     ),
 )  # fmt: skip
 

@@ -274,7 +274,8 @@ def quantization(text: str) -> str:
     """A format of checkpoints. FP8 may also ask that weights be quantised, which is not done."""
     if text in ("fp8", "w8a8_fp8"):
         raise NotCarriedError(
-            "name an FP8 checkpoint, which saves its download; engines hold weights in their dtype"
+            "name an FP8 checkpoint: engines make no FP8 weights of others. On NVIDIA's GPUs from "
+            "A100 on a checkpoint's weights stay packed"
         )
     if text not in CHECKPOINTS:
         raise ValueError(", ".join((*CHECKPOINTS, "fp8")))

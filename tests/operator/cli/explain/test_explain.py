@@ -244,6 +244,25 @@ def test_hints_have_names_of_their_own() -> None:
     assert len({hint.name for hint in HINTS}) == len(HINTS)
 
 
+@pytest.mark.parametrize(
+    ("name", "product", "packed"),
+    [
+        ("Qwen3-8B-FP8", A100, True),
+        ("Qwen3-8B", A100, False),
+        ("Qwen3-8B-FP8", "Tesla-T4", False),
+        ("Qwen3-8B-GPTQ-tuned", H100, True),
+    ],
+)
+def test_weights_that_stay_packed_have_a_kernel_that_has_not_run_on_a_gpu(
+    name: str, product: str, packed: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = written(tmp_path, model={"uri": f"pvc://models/{name}"})
+    assert run(["-f", file, "--accelerator", product], Simulator(rates(2, 4, 4, 8, 3))) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert ("packed weights has not run on a GPU: its speed is unknown" in text) == packed
+    assert "this version ran on one H200" in text
+
+
 @pytest.mark.process
 def test_the_simulator_is_asked_as_a_program_of_its_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
