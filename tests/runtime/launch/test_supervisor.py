@@ -230,5 +230,5 @@ def test_a_taken_port_is_one_line_and_exit_code_2(termination_log: Path) -> None
         )
         assert second.returncode == 2
         assert second.stderr.startswith("error: server.host, server.port: cannot listen")
-        assert second.stderr.endswith(f"--port {port + 1}, PORT={port + 1} make serve)\n")
+        assert second.stderr.endswith(f"(add --port {port + 1}; to make serve: PORT={port + 1})\n")
         assert second.stderr.count("\n") == 1
