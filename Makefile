@@ -164,7 +164,7 @@ gpu-nine-minutes: ## the most telling of both on a GPU that is lent: RESULTS=FOL
 	@$(if $(DRY)$(GPU_RESULTS),,$(error RESULTS=FOLDER: where the results go))$(GPU_RUN) nine-minutes $(CASES) $(NINE_OPTIONS)
 
 .PHONY: gpu-kernels
-gpu-kernels: ## what both need, compiled ahead without a GPU: half an hour of CPU time for Hopper
+gpu-kernels: ## what both need, compiled ahead without a GPU, as one file: half an hour of CPU time for Hopper
 	@scripts/gpu-kernels
 
 .PHONY: e2e-gpu

@@ -18,9 +18,10 @@ DRIVER = "libcuda.so.1"
 def problems() -> Iterator[str]:
     """One line each."""
     import torch
+    from sluice_kernels.flashinfer_ahead import CUDA
 
-    if not (torch.version.cuda or "").startswith("13."):
-        yield f"torch is built for CUDA {torch.version.cuda}, not 13"
+    if (torch.version.cuda or "").partition(".")[0] != CUDA:
+        yield f"torch is built for CUDA {torch.version.cuda}, not {CUDA}"
     yield from _unlinked()
     yield from _kernels()
 

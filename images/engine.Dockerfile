@@ -36,6 +36,9 @@ COPY kernels/sluice_kernels/sources.py /kernels/sluice_kernels/
 COPY kernels/sluice_kernels/csrc /kernels/sluice_kernels/csrc
 RUN sh /opt/build/kernels.sh /kernels /built
 
+# A release's gpu-kernels.tar.xz: --build-context gpu-kernel-archive=FOLDER-WITH-THAT-FILE.
+FROM scratch AS gpu-kernel-archive
+
 # For cuda, the same for GPUs: hours for all of them on a few cores, so what is done is kept. With
 # fewer of ARCHITECTURES (compute capabilities: A100, H100 and H200, B200), DTYPES and HEADS an
 # engine that meets another one computes attention in plain torch, and says so.
@@ -47,12 +50,17 @@ ARG HEADS="64 128 128w 256w 64ws"
 ARG UV_VERSION=0.13.8
 ARG UV_CACHE_DIR=/var/cache/uv
 COPY --from=requirements /compiler.txt /
-COPY kernels/build_flashinfer.py /kernels/
+COPY --from=gpu-kernel-archive / /archive/
+COPY kernels/build_flashinfer.py kernels/kernel_archive.py /kernels/
 COPY kernels/sluice_kernels/*.py /kernels/sluice_kernels/
 COPY kernels/sluice_kernels/triton/*.py /kernels/sluice_kernels/triton/
 RUN --mount=type=secret,id=ca-bundle --mount=type=cache,target=/var/cache/uv \
     --mount=type=cache,target=/var/cache/gpu-kernels \
     sh /opt/build/gpu_kernels.sh "${ACCELERATOR}" /kernels /built /var/cache/gpu-kernels
+
+# The same kernels as a file: --target gpu-kernels-packed --output FOLDER
+FROM scratch AS gpu-kernels-packed
+COPY --from=gpu-kernels /packed/ /
 
 FROM packages AS code
 ARG ACCELERATOR=cpu
@@ -65,7 +73,7 @@ COPY runtime/sluice_runtime /app/sluice_runtime
 COPY kernels/sluice_kernels/*.py /app/sluice_kernels/
 COPY kernels/sluice_kernels/triton/*.py /app/sluice_kernels/triton/
 COPY --from=kernels /built/_native.so /app/sluice_kernels/
-COPY --from=gpu-kernels /built/ /app/sluice_kernels/
+COPY --from=gpu-kernels /built/kernels/sluice_kernels/ /app/sluice_kernels/
 RUN sh /opt/build/bytecode.sh /app && \
     PYTHONPATH=/app PYTHONDONTWRITEBYTECODE=1 /opt/venv/bin/python /opt/build/check_engine.py
 

@@ -1,12 +1,18 @@
 #!/bin/sh
 # Build step: compiles for GPUs what an engine would otherwise compile when it starts, with compilers
-# that stay in this stage. FOLDER gets what belongs beside the sources of `sluice_kernels`; for `cpu`
-# nothing. What an interrupted build has made is kept in SCRATCH.
-# Usage: gpu_kernels.sh ACCELERATOR SOURCES FOLDER SCRATCH
+# that stay in this stage. ROOT gets what belongs into a checkout, and /packed the same as one file;
+# for `cpu` they are empty. What an interrupted build has made is kept in SCRATCH, which begins with
+# the modules of /archive, if there are any.
+# Usage: gpu_kernels.sh ACCELERATOR SOURCES ROOT SCRATCH
 set -eu
 . /opt/build/ca_bundle.sh
-mkdir -p "$3"
+built=$3/kernels/sluice_kernels
+mkdir -p "$built/triton" "$4" /packed
 [ "$1" = cuda ] || exit 0
+if [ -e /archive/gpu-kernels.tar.xz ] && [ ! -e "$4/built" ]; then
+    /opt/venv/bin/python "$2/kernel_archive.py" unpack /archive/gpu-kernels.tar.xz --root "$4"
+    mv "$4/kernels/sluice_kernels/flashinfer_built" "$4/built"
+fi
 DEBIAN_FRONTEND=noninteractive
 export DEBIAN_FRONTEND
 apt-get update -qq
@@ -19,5 +25,6 @@ export PYTHONPATH="$2" PATH="/opt/venv/bin:$PATH"
 # shellcheck disable=SC2086  (lists)
 python "$2/build_flashinfer.py" "$4/built" -a $ARCHITECTURES --dtypes $DTYPES \
     --heads $HEADS --scratch "$4/scratch"
-cp -r "$4/built" "$3/flashinfer_built"
-python -m sluice_kernels.triton.build "$3/triton/built"
+cp -r "$4/built" "$built/flashinfer_built"
+python -m sluice_kernels.triton.build "$built/triton/built"
+python "$2/kernel_archive.py" pack /packed/gpu-kernels.tar.xz --root "$3"

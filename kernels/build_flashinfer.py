@@ -28,6 +28,7 @@ from typing import Any, Final
 
 from sluice_kernels.flashinfer_ahead import (
     BUILT,
+    CUDA,
     HEADS_FORM,
     SHORT,
     VERSION,
@@ -107,7 +108,7 @@ def cuda_home(scratch: Path) -> Path:
     expects. The driver's library in it is a stub: the real one comes with a GPU."""
     found = importlib.util.find_spec("nvidia")
     folders = list(found.submodule_search_locations or ()) if found else []
-    packages = next((Path(one) / "cu13" for one in folders if (Path(one) / "cu13").exists()), None)
+    packages = next((path for one in folders if (path := Path(one, f"cu{CUDA}")).exists()), None)
     if packages is None or not (packages / "bin" / "nvcc").exists():
         raise FileNotFoundError("no nvcc: install the group flashinfer-build, or set CUDA_HOME")
     home = scratch / "cuda"
@@ -115,7 +116,7 @@ def cuda_home(scratch: Path) -> Path:
     stubs.mkdir(parents=True, exist_ok=True)
     for name in ("bin", "include", "nvvm"):
         link(home / name, packages / name)
-    link(home / "lib64" / "libcudart.so", packages / "lib" / "libcudart.so.13")
+    link(home / "lib64" / "libcudart.so", packages / "lib" / f"libcudart.so.{CUDA}")
     compiler = os.environ.get("CXX", "c++")
     command = [compiler, "-shared", "-x", "c++", "/dev/null", "-Wl,-soname,libcuda.so.1"]
     subprocess.run([*command, "-o", str(stubs / "libcuda.so")], check=True)

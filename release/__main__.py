@@ -44,7 +44,7 @@ def main(words: list[str]) -> int:
 
 
 def _write_files(folder: Path, released: Released) -> None:
-    """Chart, install.yaml and crds.yaml, and their checksums."""
+    """Chart, install.yaml and crds.yaml, and the checksums of all files to publish."""
     folder.mkdir(parents=True, exist_ok=True)
     chart = folder / NAME
     write_chart(chart, released)
@@ -54,10 +54,15 @@ def _write_files(folder: Path, released: Released) -> None:
     kubectl = _program("KUBECTL", lambda: ensure_binaries().program("kubectl"))
     (folder / "install.yaml").write_text(install_yaml(kubectl, released))
     (folder / "crds.yaml").write_text(crds_yaml())
-    files = sorted(path for path in folder.iterdir() if path.suffix in (".yaml", ".tgz"))
+    write_checksums(folder)
+    print(*sorted(path for path in folder.iterdir() if path.is_file()), sep="\n")
+
+
+def write_checksums(folder: Path) -> None:
+    """Writes SHA256SUMS of the files to publish, GPU kernels included if `folder` has them."""
+    files = sorted(path for path in folder.iterdir() if path.suffix in (".yaml", ".tgz", ".xz"))
     sums = (f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files)
     (folder / "SHA256SUMS").write_text("".join(sums))
-    print(*sorted(path for path in folder.iterdir() if path.is_file()), sep="\n")
 
 
 def _program(variable: str, ensure: Callable[[], Path]) -> Path:

@@ -19,6 +19,8 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from kernel_archive import ARCHIVE, UnusableArchiveError, unpack
+
 from e2e.gpu_runs.cases import LISTS, SECONDS, Case, UnknownCaseError, chosen
 from e2e.gpu_runs.device import CudaDevice, NoDeviceError, cuda_devices, missing_modules
 from e2e.gpu_runs.dry_run import dry_run
@@ -28,7 +30,7 @@ from e2e.gpu_runs.environment import (
     EnvironmentFailedError,
     environment,
 )
-from e2e.gpu_runs.results import Outcome, Setting, done, line_of, sources_digest
+from e2e.gpu_runs.results import BUILT, Outcome, Setting, done, line_of, sources_digest
 from e2e.gpu_runs.session import run_session
 
 TAIL_LINES = 60
@@ -114,6 +116,7 @@ def main(words: list[str] | None = None) -> int:
     seconds = SECONDS[options.kind] if options.seconds is None else options.seconds
     try:
         cases = chosen(options.kind, options.cases)
+        unpack_once(ROOT)
         if options.dry_run:
             return dry_run(cases, seconds, options.wheels)
         device = cuda_devices()[0]
@@ -126,7 +129,9 @@ def main(words: list[str] | None = None) -> int:
         if len(refused) == len(cases):
             return 1
         packages = environment(options.wheels)
-    except (NoDeviceError, UnknownCaseError, EnvironmentFailedError) as error:
+    except (
+        NoDeviceError, UnknownCaseError, UnusableArchiveError, EnvironmentFailedError,
+    ) as error:  # fmt: skip
         print(f"error: {error}", file=sys.stderr)
         return 1
     results.parent.mkdir(parents=True, exist_ok=True)
@@ -138,6 +143,17 @@ def main(words: list[str] | None = None) -> int:
         f"{options.kind} on {device.name}: {session.message}; results: {results}", file=sys.stderr
     )
     return session.exit_status
+
+
+def unpack_once(root: Path) -> None:
+    """Unpacks the archive of kernels of a checkout that has none.
+
+    Raises:
+        UnusableArchiveError: its kernels cannot be used here.
+    """
+    archive = root / ARCHIVE
+    if archive.exists() and not (root / BUILT).exists():
+        unpack(archive, root)
 
 
 def _lines(results: Path) -> list[str]:

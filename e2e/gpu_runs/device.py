@@ -7,17 +7,16 @@ Needs neither torch nor a toolkit, so a machine without a GPU gets its error at 
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+
+from sluice_kernels import flashinfer_ahead as ahead
 
 from e2e.gpu_runs.cases import Case
 
 NAME_BYTES = 256
 CAPABILITY = (75, 76)
 """`CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `…_MINOR`."""
-KERNELS = Path(__file__).resolve().parents[2] / "kernels"
 
 
 class NoDeviceError(Exception):
@@ -62,10 +61,6 @@ def _device(driver: ctypes.CDLL, index: int) -> CudaDevice:
 def missing_modules(architecture: int, case: Case) -> list[str]:
     """flashinfer's modules that `case` needs and that were not built ahead, each with the reason.
     `architecture`: see `CudaDevice`."""
-    if str(KERNELS) not in sys.path:
-        sys.path.append(str(KERNELS))
-    from sluice_kernels import flashinfer_ahead as ahead
-
     shapes = ahead.shapes(["bfloat16"], map(ahead.Heads.parse, case.heads))
     needed = (shape for shape in shapes if case.fp8_pages or not shape.fp8_pages)
     missing = (ahead.missing_modules(shape, architecture) for shape in needed)

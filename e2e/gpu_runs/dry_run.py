@@ -9,10 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from kernel_archive import ARCHIVE, FOLDERS
+
 from e2e.gpu_runs.cases import Case
 from e2e.gpu_runs.device import missing_modules
 from e2e.gpu_runs.environment import ROOT
-from e2e.gpu_runs.kernel_archive import ARCHIVE, FOLDERS
 
 HOPPER: Final = 90
 CARRIED_MIB: Final = 64

@@ -24,6 +24,8 @@ from typing import Any, Final, NamedTuple
 from sluice_kernels.architectures import HOPPER, built_for
 
 VERSION: Final = "0.6.13"
+CUDA: Final = "13"
+"""Major version of CUDA, whose runtime the libraries are linked to."""
 BUILT: Final = Path(__file__).with_name("flashinfer_built")
 """Folder of the prebuilt libraries in an image."""
 MANIFEST: Final = "manifest.json"

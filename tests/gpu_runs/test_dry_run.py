@@ -7,11 +7,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from kernel_archive import ARCHIVE, FOLDERS
 
 from e2e.gpu_runs.cases import Case
 from e2e.gpu_runs.dry_run import CARRIED_MIB, WHEELS, dry_run
 from e2e.gpu_runs.environment import ROOT
-from e2e.gpu_runs.kernel_archive import ARCHIVE, FOLDERS
 
 CUBINS = FOLDERS[-1]
 A, B = (Case(name, ("-c", name), 100) for name in "ab")

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from kernel_archive import ARCHIVE, FOLDERS, pack
+from sluice_kernels.flashinfer_ahead import MANIFEST, VERSION, Manifest, Module
 
 from e2e.gpu_runs import __main__ as gpu_runs
-from e2e.gpu_runs.__main__ import Runner, figures, main
+from e2e.gpu_runs.__main__ import Runner, figures, main, unpack_once
 from e2e.gpu_runs.cases import LISTS, Case, UnknownCaseError, chosen
 from e2e.gpu_runs.device import CudaDevice, NoDeviceError, cuda_devices, missing_modules
 from e2e.gpu_runs.environment import ROOT, Environment
-from e2e.gpu_runs.results import Outcome, Setting, done, line_of, sources_digest
+from e2e.gpu_runs.results import BUILT, Outcome, Setting, done, line_of, sources_digest
 from e2e.gpu_runs.session import run_session
 
 A, B, C = (Case(name, ("-c", name), 100) for name in "abc")
@@ -187,6 +190,29 @@ def test_cases_whose_kernels_were_not_built_are_refused_before_anything_runs(
         "builds them ahead, --compile lets nvcc do it here, for minutes each\n  decode_128\n"
     )
     assert not (tmp_path / "results").exists()
+
+
+def test_kernels_of_an_archive_are_unpacked_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library, cubin = (tmp_path / folder / "a" for folder in FOLDERS)
+    for path in (library.parent / "norm" / "norm.so", cubin):
+        path.parent.mkdir(parents=True)
+        path.write_text("built")
+    Manifest(VERSION, {"norm": Module((90,), "")}).write(library.parent)
+    (cubin.parent / MANIFEST).write_text('{"cubins": {"a": 0}}')
+    pack(tmp_path / ARCHIVE, tmp_path)
+    shutil.rmtree(tmp_path / "kernels")
+    unpack_once(tmp_path)
+    assert cubin.read_text() == "built"
+    cubin.write_text("built here, later")
+    unpack_once(tmp_path)
+    assert cubin.read_text() == "built here, later"
+    (tmp_path / BUILT).unlink()
+    (tmp_path / ARCHIVE).write_text("half of it")
+    monkeypatch.setattr(gpu_runs, "ROOT", tmp_path)
+    assert main(["bench", "steps"]) == 1
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path / ARCHIVE}: ")
 
 
 def test_what_runs_is_kept_and_what_is_refused_is_told(

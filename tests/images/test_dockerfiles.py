@@ -98,7 +98,7 @@ def test_the_base_can_be_chosen(path: Path) -> None:
     parsed = instructions(path)
     assert parsed[0] == ("ARG", "BASE=docker.io/library/python:3.11-slim")
     starts = {rest.split()[0] for word, rest in parsed if word == "FROM"}
-    assert starts <= {"${BASE}", "uv", "packages"}
+    assert starts <= {"${BASE}", "uv", "packages", "scratch"}
 
 
 @pytest.mark.parametrize("path", OWN_BASE, ids=named)
@@ -114,7 +114,10 @@ def test_an_image_gets_kernels_and_no_compiler() -> None:
     assert from_kernels == ["--from=kernels /built/_native.so /app/sluice_kernels/"]
     assert parsed[[rest for _, rest in parsed].index("packages") :][0] == ("FROM", "packages")
     for_gpus = [rest for word, rest in parsed if word == "COPY" and "--from=gpu-kernels" in rest]
-    assert for_gpus == ["--from=gpu-kernels /built/ /app/sluice_kernels/"]
+    assert for_gpus == [
+        "--from=gpu-kernels /packed/ /",
+        "--from=gpu-kernels /built/kernels/sluice_kernels/ /app/sluice_kernels/",
+    ]
 
 
 def test_every_stage_of_the_engine_that_looks_at_the_accelerator_has_the_same_default() -> None:

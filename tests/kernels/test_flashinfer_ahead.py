@@ -49,6 +49,12 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead, "find_compiler", lambda: None)
 
 
+def test_the_versions_are_those_of_the_lock_file() -> None:
+    lock = (SOURCE.parents[1] / "uv.lock").read_text()
+    assert f'name = "flashinfer-python"\nversion = "{ahead.VERSION}"\n' in lock
+    assert f'name = "nvidia-cuda-runtime"\nversion = "{ahead.CUDA}.' in lock
+
+
 def test_every_module_is_built_for_the_architectures_that_call_it(builder: ModuleType) -> None:
     wanted = builder.plan([BF16, F16], [80, 90])
     assert {name: found for name, found in wanted.items() if found != (80, 90)} == {

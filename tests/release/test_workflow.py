@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 from typing import Any
 
 import yaml
+from kernel_archive import ARCHIVE
 
 from e2e.cluster.toolchain.helm import HELM
 from e2e.images.catalog import IMAGES
-from release.__main__ import parser
+from release.__main__ import parser, write_checksums
 from release.manifests import ROOT, image_variables
 
 JOBS = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yaml").read_text())["jobs"]
@@ -36,6 +38,21 @@ def test_its_commands_are_those_of_the_release_package() -> None:
     assert {parser().parse_args(shlex.split(call)).command for call in calls} == {
         "check-tag", "files",
     }  # fmt: skip
+
+
+def test_a_release_has_the_kernels_of_its_engine_for_gpus(tmp_path: Path) -> None:
+    (build,) = (step["with"] for step in STEPS if step.get("with", {}).get("target"))
+    assert f"AS {build['target']}\n" in (ROOT / "images" / "engine.Dockerfile").read_text()
+    folder = build["outputs"].removeprefix("type=local,dest=")
+    (stored, loaded) = (
+        step["with"] for step in STEPS if step.get("with", {}).get("name") == "gpu-kernels"
+    )
+    assert stored["path"] == f"{folder}/{ARCHIVE}"
+    (release,) = (step["run"] for step in STEPS if "gh release create" in step.get("run", ""))
+    assert f"{loaded['path']}/{ARCHIVE}" in release.split()
+    (tmp_path / ARCHIVE).write_text("kernels")
+    write_checksums(tmp_path)
+    assert (tmp_path / "SHA256SUMS").read_text().endswith(f"  {ARCHIVE}\n")
 
 
 def test_helm_is_the_version_that_the_tests_use() -> None:
