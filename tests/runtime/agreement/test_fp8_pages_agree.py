@@ -27,6 +27,7 @@ from tests.runtime.agreement.cases import (
 )
 from tests.runtime.agreement.oracle import Oracle, PairOf, assert_agrees, tolerance
 from tests.runtime.harness import Run
+from tests.runtime.layers.flashinfer_backend import engines_with_graphs
 
 pytestmark = [pytest.mark.xdist_group("transformers"), pytest.mark.process]
 
@@ -144,18 +145,34 @@ def test_however_the_engine_is_set_up(pair_of: PairOf, case: Case) -> None:
     [("gemma3_text", 6), ("gpt_oss", 4), ("phi3-long-rope", LAYERS), ("olmo2", LAYERS)],
 )
 def test_windows_sinks_and_other_norms_agree_too(pair_of: PairOf, kind: str, layers: int) -> None:
+    assert_agrees_as_rounded(pair_of, Case(kind, chunk_size=16, pages=PAGES), layers)
+
+
+@pytest.mark.parametrize(("kind", "layers"), [("gemma3_text", 6), ("gpt_oss", 4)])
+def test_windows_and_sinks_agree_on_flashinfers_wrappers_and_in_graphs(
+    pair_of: PairOf, kind: str, layers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replays = engines_with_graphs(monkeypatch)
+    case = Case(kind, chunk_size=16, pages=PAGES, backend="torch")
+    run = assert_agrees_as_rounded(pair_of, case, layers)
+    assert 0 < run.graph_steps < sum(run.modes.values()), "steps by graphs, and steps without"
+    assert len(replays) >= run.graph_steps
+
+
+def assert_agrees_as_rounded(pair_of: PairOf, case: Case, layers: int) -> Run:
     """Within what rounding changes of transformers itself: some models make much of a number that
     is rounded the other way."""
-    folder, plain = pair_of(kind)
+    folder, plain = pair_of(case.kind)
     ones = torch.ones(2, layers, KV_HEADS)
     oracle = CastOracle(folder, ones)
-    run = run_case(Case(kind, chunk_size=16, pages=PAGES), folder, PROMPTS)
+    run = run_case(case, folder, PROMPTS)
     assert run.cuts
     assert run.modes["MIXED"]
     rounding = difference(oracle, CastOracle(folder, ones, torch.float32), PROMPTS, run)
     share = max(ROUNDED_OTHERWISE, 2 * rounding)
     assert share < difference(oracle, plain, PROMPTS, run) / 2
     assert assert_agrees(oracle, PROMPTS, run, share) > 20
+    return run
 
 
 def difference(oracle: Oracle, other: Oracle, requests: Sequence[Generate], run: Run) -> float:
