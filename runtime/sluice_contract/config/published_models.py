@@ -174,7 +174,7 @@ def _row(
     packed = ("mxfp4", MXFP4) if kind == "GptOss" else ()
     return PublishedModel(
         re.sub(r"[][]", "", repository),
-        re.compile(f"{pattern or re.escape(name)}(?![0-9])"),
+        re.compile(f"{pattern or re.escape(name)}(?![0-9](?!bit))"),
         kind if "For" in kind else f"{kind}ForCausalLM",
         shape,
         *packed,

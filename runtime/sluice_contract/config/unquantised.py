@@ -15,9 +15,9 @@ from typing import Any, Final
 from sluice_contract.config.model_shape import ModelShape
 
 MAX_LAYERS: Final = 1024
-"""Most layers of a model whose lists are read."""
+"""Most layers of a model whose lists are read; with more, all are left out."""
 MAX_PATTERN_STEPS: Final = 1 << 19
-"""Most characters of patterns times layers that are compared."""
+"""Most characters of patterns times layers that are compared; with more, all are left out."""
 MODULES: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
     "qkv": (tuple(f"self_attn.{name}_proj" for name in "qkv"), ("self_attn.qkv_proj",)),
     "output": (("self_attn.o_proj",),),
@@ -43,13 +43,15 @@ def unquantised_layers(
     targets = [] if "Linear" in targets else targets
     if not listed and not targets:
         return ()
-    steps = shape.layers * sum(map(len, filter(_is_pattern, (*listed, *targets))))
-    if steps > MAX_PATTERN_STEPS:
-        listed, targets = ["*"], []
-    is_listed, is_target = _matcher(listed, unread=True), _matcher(targets, unread=False)
     sparse = shape.experts.layers if shape.experts else frozenset[int]()
+    steps = shape.layers * sum(map(len, filter(_is_pattern, (*listed, *targets))))
+    if shape.layers > MAX_LAYERS or steps > MAX_PATTERN_STEPS:
+        dense = shape.layers - len(sparse)
+        every = zip(MODULES, (shape.layers,) * 2 + (dense,) * 2 + (len(sparse),) * 2, strict=True)
+        return tuple((matrix, layers) for matrix, layers in every if layers)
+    is_listed, is_target = _matcher(listed, unread=True), _matcher(targets, unread=False)
     counts = dict[str, int]()
-    for layer in range(shape.layers if shape.layers <= MAX_LAYERS else 0):
+    for layer in range(shape.layers):
         for matrix, modules in MODULES.items():
             of_attention, of_experts = matrix in ("qkv", "output"), matrix.startswith("experts")
             if not of_attention and of_experts != (layer in sparse):

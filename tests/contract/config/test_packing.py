@@ -185,9 +185,23 @@ def test_targets_leave_the_others_out() -> None:
         assert dict(unquantised_layers(groups, shape)) == left_out
 
 
-def test_lists_of_unlikely_models_are_not_read() -> None:
+def test_lists_of_a_model_with_more_layers_count_as_if_nothing_was_quantised() -> None:
     shape = replace(shape_of(LLAMA_FP8), layers=MAX_LAYERS + 1)
-    assert unquantised_layers({"ignore": ["re:.*"]}, shape) == ()
+    everywhere = dict.fromkeys(ALL_DENSE, MAX_LAYERS + 1)
+    assert dict(unquantised_layers({"ignore": ["lm_head"]}, shape)) == everywhere
+    assert unquantised_layers({"ignore": []}, shape) == ()
+
+
+@pytest.mark.parametrize("dense", [0, 3])
+def test_what_is_not_read_counts_experts_where_they_are(dense: int) -> None:
+    shape = shape_of(QWEN_FP8)
+    assert shape.experts is not None
+    sparse = frozenset(range(dense, shape.layers))
+    shape = replace(shape, experts=replace(shape.experts, layers=sparse))
+    attention, experts = ("qkv", "output"), ("experts.gate_up", "experts.down")
+    counts = dict.fromkeys(attention, shape.layers) | dict.fromkeys(experts, len(sparse))
+    counts |= dict.fromkeys(("gate_up", "down"), dense) if dense else {}
+    assert dict(unquantised_layers({"ignore": ["*" * (1 << 16)]}, shape)) == counts
 
 
 def test_what_is_left_out_has_plain_values() -> None:
