@@ -17,6 +17,8 @@ from typing import Final
 import sluice_simulator.autoscale as package
 
 MODULES: Final = ("fleet.py", "replica.py", "step_times.py", "work.py")
+IMPORTED: Final = ("autoscaler", "contract", "simulator", "runtime/scheduler/policies")
+"""Folders, after `sluice_`, of the sources that MODULES import, whose constants are compiled in."""
 CACHE: Final = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sluice"
 SETUP: Final = """
 from mypyc.build import mypycify
@@ -31,13 +33,14 @@ def use_compiled_fleet() -> bool:
     be called before any of its modules is imported."""
     sources = Path(package.__path__[0])
     digest = hashlib.sha256(sys.version.encode())
-    for path in sorted(sources.parents[1].rglob("*.py")):  # their constants are compiled in
-        digest.update(path.read_bytes())
-    folder = CACHE / f"autoscale-{digest.hexdigest()[:16]}"
-    if not folder.exists() and not _compiled(sources, folder):
+    for folder in IMPORTED:
+        for path in sorted((sources.parents[1] / f"sluice_{folder}").rglob("*.py")):
+            digest.update(path.read_bytes())
+    copy = CACHE / f"autoscale-{digest.hexdigest()[:16]}"
+    if not copy.exists() and not _compiled(sources, copy):
         return False
-    sys.path.insert(0, str(folder))
-    package.__path__.insert(0, str(folder / "sluice_simulator" / "autoscale"))
+    sys.path.insert(0, str(copy))
+    package.__path__.insert(0, str(copy / "sluice_simulator" / "autoscale"))
     return True
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from sluice_contract.cluster.labels import Role
+from sluice_simulator.autoscale import fleet
 from sluice_simulator.autoscale.constants import AZURE
 from sluice_simulator.autoscale.grids import Scene, plan_candidate
 from sluice_simulator.autoscale.outcome import Outcome
@@ -19,7 +21,7 @@ from sluice_simulator.autoscale.policies.policy import Plan
 from sluice_simulator.autoscale.policy_comparison import ComparisonRow, FairScene
 from sluice_simulator.traces.request import Trace, TraceRequest
 
-from benchmarks.autoscale import plans, report, targets
+from benchmarks.autoscale import compiled, plans, report, targets
 from benchmarks.autoscale.command import main
 from benchmarks.autoscale.measure import Result
 from benchmarks.autoscale.scenes import HALVES, SHIFT, half_of, scenes
@@ -186,3 +188,13 @@ def test_one_command_prints_the_table_and_draws(
     picture = (tmp_path / "own.svg").read_text()
     assert "plan in hindsight" in picture
     assert len(picture) < 60_000
+
+
+def test_the_compiled_fleet_is_made_anew_when_what_it_imports_changes() -> None:
+    sources = (Path(fleet.__file__).with_name(name).read_text() for name in compiled.MODULES)
+    imported = {
+        name for text in sources for name in re.findall(r"^from sluice_([\w.]+)", text, re.M)
+    }
+    folders = tuple(folder.replace("/", ".") for folder in compiled.IMPORTED)
+    assert imported
+    assert [name for name in imported if not name.startswith(folders)] == []
