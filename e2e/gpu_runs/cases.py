@@ -58,7 +58,7 @@ TESTS = (
     _tests("operators", 60, OPERATORS, heads=("128",)),
     _tests("hand-over", 90, "tests/gpu/test_handover.py"),
     _tests("agreement-float32", 150, AGREEMENT, chosen="float32"),
-    _tests("memory", 60, "tests/gpu/test_host_blocks.py"),
+    _tests("memory", 60, "tests/gpu/test_host_blocks.py", "tests/gpu/test_host_cache.py"),
     _tests("weights", 60, "tests/gpu/test_weights.py"),
     _tests("trained-model", 90, "tests/gpu/test_trained_model.py", heads=("64",)),
     _tests("attention-dim64", 90, ATTENTION, chosen=f"dim64 and {PLAIN}", heads=("64",)),

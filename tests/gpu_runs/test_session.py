@@ -115,6 +115,12 @@ def test_every_case_is_there_and_the_first_ones_fit_into_a_run(kind: str) -> Non
         assert all((ROOT / file).is_file() for file in files), case.name
 
 
+def test_every_test_for_gpus_is_in_a_case() -> None:
+    files = {str(path.relative_to(ROOT)) for path in ROOT.glob("tests/gpu/test_*.py")}
+    assert files
+    assert files <= {word for case in LISTS["test"] for word in case.words}
+
+
 def test_cases_are_chosen_by_name_in_the_order_of_the_list() -> None:
     first, second, *_ = chosen("bench", [])
     assert chosen("bench", [second.name, first.name]) == (first, second)
