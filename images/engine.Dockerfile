@@ -46,7 +46,7 @@ FROM packages AS gpu-kernels
 ARG ACCELERATOR=cpu
 ARG ARCHITECTURES="80 90 100"
 ARG DTYPES="bfloat16 float16"
-ARG HEADS="64 128 128w 256w 64ws"
+ARG HEADS="64 128 128w 256w 64s"
 ARG UV_VERSION=0.13.8
 ARG UV_CACHE_DIR=/var/cache/uv
 COPY --from=requirements /compiler.txt /
@@ -66,7 +66,7 @@ FROM packages AS code
 ARG ACCELERATOR=cpu
 ARG ARCHITECTURES="80 90 100"
 ARG DTYPES="bfloat16 float16"
-ARG HEADS="64 128 128w 256w 64ws"
+ARG HEADS="64 128 128w 256w 64s"
 COPY images/check_engine.py images/check_cuda.py /opt/build/
 COPY runtime/sluice_contract /app/sluice_contract
 COPY runtime/sluice_runtime /app/sluice_runtime

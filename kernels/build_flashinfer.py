@@ -1,5 +1,5 @@
 """Builds flashinfer's kernels ahead: `kernels/build_flashinfer.py [FOLDER] [-a 80 90 100]
-[--dtypes bfloat16 float16] [--heads 64 128 128w 256w 64ws] [--compared] [--scratch FOLDER]
+[--dtypes bfloat16 float16] [--heads 64 128 128w 256w 64s] [--compared] [--scratch FOLDER]
 [--jobs N]`.
 
 FOLDER gets a manifest and one library for each module, with the code of all architectures. By
@@ -46,7 +46,7 @@ from sluice_kernels.flashinfer_ahead import (
 
 ARCHITECTURES: Final = (80, 90, 100)
 """Compute capabilities: A100 and its generation up to 8.9; H100 and H200; B200."""
-HEADS: Final = tuple(map(Heads.parse, ("64", "128", "128w", "256w", "64ws")))
+HEADS: Final = tuple(map(Heads.parse, ("64", "128", "128w", "256w", "64s")))
 """Heads of most models, then those of Gemma 3 and of gpt-oss."""
 TARGETS: Final = "FLASHINFER_CUDA_ARCH_LIST"
 

@@ -34,7 +34,7 @@ ACTIVATIONS: Final = ("silu_and_mul", "gelu_tanh_and_mul")
 SHORT: Final = {"bfloat16": "bf16", "float16": "f16"}
 """flashinfer's names of number types."""
 HEADS_FORM: Final = (
-    "a head dimension, followed by w if layers have sliding windows, s if they have sinks, or ws"
+    "a head dimension, followed by w if layers have sliding windows, or s if they have sinks"
 )
 
 
@@ -45,7 +45,7 @@ class Heads(NamedTuple):
     windows: bool = False
     """Some layers have a sliding window; FA2 computes these."""
     sinks: bool = False
-    """Layers have attention sinks; FA2 computes these."""
+    """Layers have attention sinks; FA2 computes these, with a window or without."""
 
     @classmethod
     def parse(cls, text: str) -> Heads:
@@ -54,11 +54,11 @@ class Heads(NamedTuple):
         Raises:
             argparse.ArgumentTypeError: the word has another form.
         """
-        parts = re.fullmatch(r"([1-9][0-9]*)(w?)(s?)", text)
+        parts = re.fullmatch(r"([1-9][0-9]*)([ws]?)", text)
         if parts is None:
             raise ArgumentTypeError(f"{text} is not allowed; allowed: {HEADS_FORM}")
-        dim, windows, sinks = parts.groups()
-        return cls(int(dim), bool(windows), bool(sinks))
+        dim, layers = parts.groups()
+        return cls(int(dim), windows=layers == "w", sinks=layers == "s")
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ def test_models_with_windows_need_the_modules_of_both_kinds_of_layers(builder: M
     assert shape in ahead.shapes(["bfloat16"], [Heads(128), Heads.parse("256w")])
 
 
-@pytest.mark.parametrize("word", ["256x", "256sw", "w", "0", "-64", ""])
+@pytest.mark.parametrize("word", ["256x", "256ws", "w", "0", "-64", ""])
 def test_heads_of_another_form_are_refused_with_what_is_allowed(
     word: str, builder: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,17 +91,20 @@ def test_heads_of_another_form_are_refused_with_what_is_allowed(
         builder.main([f"--heads={word}"])
     assert capsys.readouterr().err.endswith(
         f"argument --heads: {word} is not allowed; allowed: a head dimension, followed by w if"
-        " layers have sliding windows, s if they have sinks, or ws\n"
+        " layers have sliding windows, or s if they have sinks\n"
     )
 
 
-@pytest.mark.parametrize("text", ["64s", "64ws"])
-def test_models_with_sinks_need_one_module_of_their_own(text: str, builder: ModuleType) -> None:
-    shape = Shape("bfloat16", Heads.parse(text))
+@pytest.mark.parametrize("windows", [False, True])
+def test_models_with_sinks_need_one_module_of_their_own(windows: bool, builder: ModuleType) -> None:
+    shape = Shape("bfloat16", Heads(64, windows, sinks=True))
+    assert ahead.needed_modules(Shape("bfloat16", Heads.parse("64s"))) == (
+        ahead.needed_modules(shape)
+    )
     needed = ahead.needed_modules(shape)
     assert set(builder.plan([shape], [90])) == set(needed)
     assert set(needed) == {shape.sink_module(), *SHARED}
-    larger = Shape("bfloat16", Heads.parse(f"128{text[2:]}"))
+    larger = Shape("bfloat16", Heads(128, windows, sinks=True))
     assert shape.sink_module() not in ahead.needed_modules(larger), "a folder holds both"
     assert ahead.missing_hopper_module(shape, 90) is None
 
@@ -233,7 +236,7 @@ class TestWithFlashinfer:
     def test_its_modules_have_the_names_that_we_look_for(
         self, builder: ModuleType, jit_env: Any
     ) -> None:
-        heads = map(Heads.parse, ("64", "128", "128w", "256w", "64ws", "128s"))
+        heads = map(Heads.parse, ("64", "128", "128w", "256w", "64s", "128s"))
         every = builder.shapes(["bfloat16", "float16"], heads)
         made = dict(builder.specs(every))
         assert {*builder.plan(every, [80, 90, 100]), *builder.COMPARED} == set(made)
