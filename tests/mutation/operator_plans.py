@@ -15,6 +15,7 @@ REPORT: Final = "operator/service/report"
 ROLLOUT: Final = ("test_surge",)
 IN_PLACE: Final = ("test_in_place",)
 MODE_SWITCH: Final = ("test_mode_switch", "test_mode_status")
+JUDGE: Final = ("test_judge",)
 BUDGET: Final = ("test_gpu_budget", "test_gpu_budget_properties")
 STATUS: Final = ("test_service_status",)
 APPLY: Final = "operator/apply"
@@ -366,5 +367,69 @@ OPERATOR_MUTATIONS: Final = (
         "return replace(plan, shares={})",
         ("test_canary",),
         package="operator/service/rollout",
+    ),
+    Mutation(
+        "judge: a difference below the margin halts",
+        "judge",
+        "wealth - bet * self.margin * keys",
+        "wealth",
+        JUDGE,
+        package=ROLLOUTS,
+    ),
+    Mutation(
+        "judge: twice the margin is still the same",
+        "judge",
+        "wealth + bet * self.margin * keys",
+        "wealth + 2 * bet * self.margin * keys",
+        JUDGE,
+        package=ROLLOUTS,
+    ),
+    Mutation(
+        "judge: equal revisions are worse as easily as at the margin",
+        "judge",
+        "self._is_shown(evidence.worse, self.level)",
+        "self._is_shown(evidence.worse, 0.9)",
+        JUDGE,
+        package=ROLLOUTS,
+    ),
+    Mutation(
+        "judge: a look without new keys is compared by new keys",
+        "judge",
+        "odds = new.trials / former.trials",
+        "odds = new.keys / former.keys",
+        JUDGE,
+        package=ROLLOUTS,
+    ),
+    Mutation(
+        "judge: a time without trials of one revision counts",
+        "judge",
+        "if not new.trials or not former.trials:",
+        "if not former.trials:",
+        JUDGE,
+        package=ROLLOUTS,
+    ),
+    Mutation(
+        "judge: two routers stake twice on one key",
+        "judge",
+        "wealth / self.routers for wealth",
+        "wealth for wealth",
+        JUDGE,
+        package=ROLLOUTS,
+    ),
+    Mutation(
+        "judge: a bad key of a small former revision takes all",
+        "judge",
+        "min(bet, _MOST_AT_STAKE / odds)",
+        "bet",
+        JUDGE,
+        package=ROLLOUTS,
+    ),
+    Mutation(
+        "judge: bad keys of the former revision do not count",
+        "judge",
+        "former.bad * log1p(-bet * odds)",
+        "0 * log1p(-bet * odds)",
+        JUDGE,
+        package=ROLLOUTS,
     ),
 )
