@@ -162,7 +162,7 @@ def _with_children(
         resolved.revision,
         stable,
         planned.written,
-        rollout.rollout.verdict,
+        rollout.rollout.learnt,
     )
     prune = _left_over(there, top, (*needed, *optional), former, planned.keep | history.kept)
     pools = {pool.manifest["metadata"]["name"]: pool.manifest for pool in rollout.pools}

@@ -17,6 +17,8 @@ from sluice_operator.kube.kinds import Manifest
 BAR_CELLS: Final = 32
 ROUNDING: Final = 1e-9
 """Added to cells of a bar, since a sum of two shares may be a little less than it should be."""
+STOPPED: Final = frozenset({reasons.ROLLOUT_HALTED, reasons.CANARY_ABORTED, reasons.CANARY_WORSE})
+"""Reasons of Progressing after which nothing changes without a person."""
 
 
 class RolloutProgress(NamedTuple):
@@ -46,7 +48,7 @@ def progress_of(service: Manifest) -> RolloutProgress:
         condition = find(status, kind) or {}
         if _has_stopped(kind, condition):
             return RolloutProgress("Stopped", condition["reason"], condition["message"])
-        if condition.get("reason") == reasons.CANARY_STEP:
+        if condition.get("reason") in (reasons.CANARY_STEP, reasons.CANARY_STALLED):
             return RolloutProgress("Canary", condition["reason"], condition["message"])
     return RolloutProgress("Waiting", updated["reason"], updated["message"])
 
@@ -54,7 +56,7 @@ def progress_of(service: Manifest) -> RolloutProgress:
 def _has_stopped(kind: str, condition: Manifest) -> bool:
     if kind == STALLED:
         return condition.get("status") == "True"
-    return condition.get("reason") in (reasons.ROLLOUT_HALTED, reasons.CANARY_ABORTED)
+    return condition.get("reason") in STOPPED
 
 
 def as_text(service: Manifest, pools: Iterable[Manifest]) -> str:

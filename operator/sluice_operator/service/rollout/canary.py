@@ -14,9 +14,8 @@ from typing import Final
 from sluice_contract.cluster.labels import CanaryShare, Role
 
 from sluice_operator.api.scaling import CanarySpec
-from sluice_operator.conditions.reasons import CANARY_ABORTED, CANARY_STEP
-from sluice_operator.service.revisions.revision import CanaryState
-from sluice_operator.service.rollout.in_place import HALTED
+from sluice_operator.conditions.reasons import CANARY_ABORTED, CANARY_STEP, CANARY_WORSE
+from sluice_operator.service.revisions.canary_state import ENDED, CanaryState
 from sluice_operator.service.rollout.pairing import NO_PAIR
 from sluice_operator.service.rollout.surge import (
     ROLLING_OUT,
@@ -33,6 +32,7 @@ AGAIN: Final = (
     "all requests go to the former revision; apply the former spec to end this, or "
     "`sluice rollout promote NAME` to try the new one again"
 )
+LATE: Final = "its engines were not ready in time"
 UNPAIRED: Final = "engines of the pools' new revisions cannot work together, so they get no request"
 
 
@@ -91,7 +91,7 @@ class Canary:
     @property
     def _ended(self) -> bool:
         """Whether the desired revisions get no request any more."""
-        return self.state.verdict in ("aborted", "worse")
+        return self.state.verdict in ENDED
 
     @property
     def _steps(self) -> list[int]:
@@ -127,10 +127,10 @@ class Canary:
             text = f"The canary was aborted: {AGAIN}."
             return replace(plan, reason=CANARY_ABORTED, message=text, is_ended=True)
         if self.state.verdict == "worse":
-            late = "Engines of the canary were not ready in time"
-            return replace(plan, reason=HALTED, message=f"{late}: {AGAIN}.", is_ended=True)
+            text = f"The canary is worse: {self.state.why}: {AGAIN}."
+            return replace(plan, reason=CANARY_WORSE, message=text, is_ended=True)
         if self.spec.on_worse == "Halt" and any(pool.desired.is_late for pool in changed):
-            return replace(plan, verdict="worse")
+            return replace(plan, learnt=replace(self.state, verdict="worse", why=LATE))
         if not desired_pair(pools):
             return replace(plan, reason=NO_PAIR, message=f"{plan.message} {UNPAIRED}.")
         return plan

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sluice_contract.cluster.labels import CanaryShare, Role
 from sluice_operator.api.scaling import CanarySpec
 from sluice_operator.service.report.progressing import SHOWN_ROLLOUTS
-from sluice_operator.service.revisions.revision import CanaryState, Verdict
+from sluice_operator.service.revisions.canary_state import CanaryState, Verdict
 from sluice_operator.service.rollout.canary import Canary
 from sluice_operator.service.rollout.gpu_budget import Budget, PodCounts, plan_within
 from sluice_operator.service.rollout.in_place import plan_in_place
@@ -114,7 +114,7 @@ def test_the_engines_of_a_canary_that_has_ended_go(verdict: Verdict) -> None:
     rollout = plan(canary(verdict=verdict), 4, full("b", 1))
     assert rollout.shares == {MIXED: {"b": 0, "a": 4}}
     assert rollout.canary == {MIXED: CanaryShare("b", "a", 0)}
-    assert rollout.reason == {"aborted": "CanaryAborted", "worse": "RolloutHalted"}[verdict]
+    assert rollout.reason == {"aborted": "CanaryAborted", "worse": "CanaryWorse"}[verdict]
     assert rollout.message.endswith(
         ": all requests go to the former revision; apply the former spec to end this, or "
         "`sluice rollout promote NAME` to try the new one again."
@@ -124,9 +124,10 @@ def test_the_engines_of_a_canary_that_has_ended_go(verdict: Verdict) -> None:
 def test_engines_that_are_late_end_the_canary_once_that_is_recorded() -> None:
     late = RolloutRevision("b", 1, is_late=True)
     rollout = plan(canary(), 4, late)
-    assert (rollout.verdict, rollout.shares) == ("worse", {MIXED: {"b": 1, "a": 4}})
-    assert plan(canary(on_worse="Hold"), 4, late).verdict is None
-    assert plan(canary(verdict="aborted"), 4, late).verdict is None
+    assert rollout.learnt == CanaryState(verdict="worse", why="its engines were not ready in time")
+    assert rollout.shares == {MIXED: {"b": 1, "a": 4}}
+    assert plan(canary(on_worse="Hold"), 4, late).learnt is None
+    assert plan(canary(verdict="aborted"), 4, late).learnt is None
 
 
 def test_there_is_no_canary_without_a_complete_revision_or_once_promoted() -> None:
