@@ -29,7 +29,7 @@ class CanaryState:
     decision: int = 0
     """Number of the person's decision that led here; 0: none has."""
     why: str = ""
-    """Why the operator found it worse, for people."""
+    """The numbers by which the operator decided last, for people."""
     learnt: Mapping[str, Any] = field(default_factory=dict)
     """What was learnt in the step, as JSON."""
 

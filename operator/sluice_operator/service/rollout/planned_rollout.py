@@ -77,7 +77,9 @@ def roll_out(
     is_open = canary is not None and canary.is_open(states, stable)
     plan = canary.plan if canary and is_open else _strategy(resolved)
     rollout = plan_within(states, stable, plan, budget)
-    if canary and not is_open:
+    if canary and is_open:
+        rollout = canary.judged(rollout, observed.engines, observed.looks)
+    elif canary:
         rollout = canary.with_shares(rollout, states, stable)
     waits = are_awaited(children, spec, states, former)
     before = resolved.revisions.router_of_other_mode(spec.mode)
@@ -110,10 +112,11 @@ def _strategy(resolved: ResolvedService) -> PlanRollout:
 def _canary(resolved: ResolvedService, former: tuple[Manifest, ...]) -> Canary | None:
     """The canary of the spec. Routers use the pools of one mode, so there is none while pools of
     another mode (`former`) are there."""
-    rollout = resolved.spec.rollout
+    rollout, slo = resolved.spec.rollout, resolved.spec.slo
     if rollout is None or rollout.canary is None or former:
         return None
-    return Canary(rollout.canary, resolved.revisions.canary_of(resolved.revision))
+    state = resolved.revisions.canary_of(resolved.revision)
+    return Canary(rollout.canary, state, slo is not None and slo.ttft_milliseconds is not None)
 
 
 def _pool(

@@ -72,7 +72,9 @@ def test_the_share_is_that_of_the_largest_step_whose_engines_are_ready(
     assert rollout.reason == ("CanaryStep" if percent == 50 else "RollingOut")
     text = f"Step 3 of 4, {percent} % of requests go to the new revision"
     until = " until its engines for 50 % are ready: "
-    assert rollout.message.startswith(text + (" (`" if percent == 50 else until))
+    assert rollout.message.startswith(
+        text + (", nothing is counted yet (`" if percent == 50 else until)
+    )
 
 
 def test_of_two_pools_the_share_waits_for_the_engines_of_both() -> None:
@@ -94,8 +96,9 @@ def test_a_complete_canary_of_a_single_engine_ends_nothing() -> None:
 
 def test_the_message_says_the_step_the_engines_and_what_comes_next() -> None:
     assert plan(canary(), 4, full("b", 1)).message == (
-        "Step 1 of 2, 25 % of requests go to the new revision (`sluice rollout promote`: 50 %, "
-        "`abort`: none): pool mixed: 1 of 1 engines of revision b ready, 4 of 4 of a."
+        "Step 1 of 2, 25 % of requests go to the new revision, nothing is counted yet "
+        "(`sluice rollout promote`: 50 %, `abort`: none): pool mixed: 1 of 1 engines of revision b "
+        "ready, 4 of 4 of a."
     )
     assert "`sluice rollout promote`: all" in plan(canary(step=1), 4, full("b", 2)).message
     fewer = plan(canary(step=4, steps=[10]), 4, full("b", 1))
