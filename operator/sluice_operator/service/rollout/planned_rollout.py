@@ -33,6 +33,7 @@ from sluice_operator.service.rollout.lent_gpus import announced_first, says_inte
 from sluice_operator.service.rollout.mode_switch import Former, are_awaited, plan_former
 from sluice_operator.service.rollout.revisions import pool_state, replaces_pods
 from sluice_operator.service.rollout.surge import Rollout, plan_rollout
+from sluice_operator.service.rollout.trial import promises_first_token
 
 
 @dataclass(frozen=True)
@@ -112,11 +113,11 @@ def _strategy(resolved: ResolvedService) -> PlanRollout:
 def _canary(resolved: ResolvedService, former: tuple[Manifest, ...]) -> Canary | None:
     """The canary of the spec. Routers use the pools of one mode, so there is none while pools of
     another mode (`former`) are there."""
-    rollout, slo = resolved.spec.rollout, resolved.spec.slo
+    rollout = resolved.spec.rollout
     if rollout is None or rollout.canary is None or former:
         return None
     state = resolved.revisions.canary_of(resolved.revision)
-    return Canary(rollout.canary, state, slo is not None and slo.ttft_milliseconds is not None)
+    return Canary(rollout.canary, state, promises_first_token(resolved.spec))
 
 
 def _pool(

@@ -17,16 +17,21 @@ from sluice_contract.cluster.labels import CanaryShare, Role
 from sluice_contract.wire.load import CanaryCounts, TrialCounts
 
 from sluice_operator.api.scaling import CanarySpec
+from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.scaled import Look
 from sluice_operator.service.revisions.canary_state import CanaryState
 from sluice_operator.service.rollout.engine_ends import PodSeen, often_ended, pods_seen
-from sluice_operator.service.rollout.judge import Counts, Evidence, Judge, Verdict
+from sluice_operator.service.rollout.judge import Counts, Evidence, Judge, Verdict, trials_needed
 from sluice_operator.service.rollout.rates import has_equal_load, slower
 
 Signal = Literal["errors", "slo"]
+SIGNALS: Final[Mapping[Signal, str]] = {"errors": "errors", "slo": "late answers"}
+"""What is judged, for people."""
 LEVEL: Final = 0.01
 """Probability of a wrong verdict about a canary, of all signals and steps together."""
+BASE_RATE: Final = 0.001
+"""Share of bad keys that previews assume."""
 RECORD_SECONDS: Final = 60.0
 """Least time between two records of counts: routers count minutes, and each record is a write."""
 WARM_MINUTES: Final = 5.0
@@ -174,6 +179,12 @@ class StepJudge:
         parts = max(1, len(self.signals)) * len(self.spec.steps)
         return Judge(self.spec.judge.margin_points / 1000, LEVEL / parts, max(1, routers))
 
+    def keys_needed(self, percent: int) -> int:
+        """About how many keys of the canary the verdict "same" takes where `BASE_RATE` of them are
+        bad on both sides."""
+        judge = self.judge()
+        return trials_needed(BASE_RATE, judge.margin, judge.level, percent / 100)
+
     def after(self, state: CanaryState, view: CanaryView) -> CanaryState:
         """The state with what is seen now: another step or a verdict, if it follows. A verdict
         stays."""
@@ -265,8 +276,20 @@ def _counts(signal: Signal, counts: TrialCounts) -> Counts:
     return Counts(counts.timed, min(counts.late, counts.timed), counts.timed)
 
 
+def step_judge(spec: InferenceServiceSpec) -> StepJudge | None:
+    """What judges the canaries of a spec; None: it has none, or a person does."""
+    canary = spec.rollout.canary if spec.rollout else None
+    if canary is None or not canary.is_judged:
+        return None
+    return StepJudge(canary, promises_first_token(spec))
+
+
+def promises_first_token(spec: InferenceServiceSpec) -> bool:
+    """Whether spec.slo has the latency that routers judge."""
+    return spec.slo is not None and spec.slo.ttft_milliseconds is not None
+
+
 def rates_text(signal: Signal, evidence: Evidence) -> str:
     """The rates of both revisions, for people."""
-    name = "errors" if signal == "errors" else "late answers"
     new, former = (f"{100 * side.rate:.1f} %" for side in (evidence.new, evidence.former))
-    return f"{name} {new} against {former}"
+    return f"{SIGNALS[signal]} {new} against {former}"

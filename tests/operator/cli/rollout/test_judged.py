@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from sluice_contract.wire.load import CanaryCounts
 from sluice_operator.cli.rollout.canary import next_step, no_requests
+from sluice_operator.cli.rollout.progress import as_text
+from sluice_operator.cli.rollout.session import Session
 from sluice_operator.kube.kinds import ENGINE_POOL, INFERENCE_SERVICE
 
 from tests.operator.cli.rollout.person import Person, rolled
@@ -156,3 +158,17 @@ async def test_no_router_is_asked_where_a_person_judges() -> None:
     assert watched.cluster.looks.routers == ()
     await watched.looks((MANY, 20_000), (3 * MANY, 0))
     assert (watched.counts, watched.state.learnt) == ((1, 4), {})
+
+
+async def test_status_shows_each_signal_with_a_bar() -> None:
+    watched = await Watched.rolled(minutes=2)
+    await watched.looks((0, 0), (0, 0))
+    await watched.looks((1000, 10), (3000, 30))
+    session = Session(watched.cluster.api, "default", "chat")  # type: ignore[arg-type]
+    service, pools = await session.service(), await session.pools()
+    lines = as_text(service, pools, await session.revisions()).splitlines()
+    errors, time = lines[-2:]
+    assert errors.startswith("  errors   ━")
+    assert "·" in errors
+    assert errors.endswith(" trials: errors 1.0 % against 1.0 %")
+    assert time == f"  time     {'━' * 16}{'·' * 16} 1 of 2 minutes"

@@ -182,3 +182,11 @@ def test_one_key_with_many_requests_is_named() -> None:
 )
 def test_what_somebody_has_broken_begins_anew(learnt: dict[str, Any]) -> None:
     assert Trial.of(learnt) == Trial()
+
+
+@pytest.mark.parametrize("has_slo", [False, True])
+def test_a_step_in_which_nothing_could_be_compared_stays(has_slo: bool) -> None:
+    by = judge(has_slo=has_slo, judge={"errors": False})
+    alike = counts((MANY, 0), (3 * MANY, 0))
+    state = judged(by, look(0, ZERO), look(9, alike))
+    assert (state.step, state.verdict) == (0, None)
