@@ -68,8 +68,8 @@ def canary_lines(spec: InferenceServiceSpec, pools: tuple[PlannedPool, ...]) -> 
 
 
 def canary_json(spec: InferenceServiceSpec, pools: tuple[PlannedPool, ...]) -> Manifest | None:
-    """The same for programs; None without a canary. Trials are those of the new revision, and
-    requests a minute those of the whole service that bring them in `minutes`."""
+    """The steps of a canary, for programs; None without one. `trials` are those of the new
+    revision, and `requestsPerMinute` those of the whole service that bring them in `minutes`."""
     if spec.rollout is None or spec.rollout.canary is None:
         return None
     canary, judge = spec.rollout.canary, step_judge(spec)
