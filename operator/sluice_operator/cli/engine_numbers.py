@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 
 from sluice_operator.api.pools import gpu_count
+from sluice_operator.api.router import ROUTER_REPLICAS
 from sluice_operator.api.scaling import CanarySpec
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.kube.kinds import Manifest
@@ -60,7 +61,7 @@ def canary_lines(spec: InferenceServiceSpec, pools: tuple[PlannedPool, ...]) -> 
             for percent, count in zip(steps[1:], engines[1:], strict=True)
         )
         yield f"  Pool {pool.role}: {steps[0]} % on {engines[0]} {more}{later}, then all"
-    yield from _judge_lines(spec.rollout.canary, step_judge(spec))
+    yield from _judge_lines(spec, spec.rollout.canary)
     budget = spec.gpu_budget
     if budget is not None and full + first > budget:
         yield f"  spec.autoscaling.gpuBudget is {budget}: all engines hold {full}, and a canary"
@@ -81,14 +82,15 @@ def canary_json(spec: InferenceServiceSpec, pools: tuple[PlannedPool, ...]) -> M
             {
                 "percent": percent,
                 "engines": {role: counts[number] for role, counts in engines.items()},
-                **_needed(judge, percent),
+                **_needed(spec, judge, percent),
             }
             for number, percent in enumerate(canary.steps)
         ],
     }
 
 
-def _judge_lines(canary: CanarySpec, judge: StepJudge | None) -> Iterator[str]:
+def _judge_lines(spec: InferenceServiceSpec, canary: CanarySpec) -> Iterator[str]:
+    judge = step_judge(spec)
     if judge is None or not judge.signals:
         yield "  A person decides about each step (sluice rollout promote, abort)."
     else:
@@ -97,17 +99,18 @@ def _judge_lines(canary: CanarySpec, judge: StepJudge | None) -> Iterator[str]:
         yield f"  Judged by {signals}: no worse by more than {margin}. If 0.1 % of chats are"
         yield f"  bad with both revisions, each step of {canary.minutes} minutes takes about"
         for percent in canary.steps:
-            needed = _needed(judge, percent)
+            needed = _needed(spec, judge, percent)
             chats = f"{needed['trials']:,} chats of the new revision"
             yield f"    {percent} %: {chats}, which {needed['requestsPerMinute']:,} a minute bring"
     if canary.judge.slo and (judge is None or "slo" not in judge.signals):
         yield "  Late answers are not judged: spec.slo.ttftMilliseconds is not set."
 
 
-def _needed(judge: StepJudge | None, percent: int) -> dict[str, int]:
+def _needed(spec: InferenceServiceSpec, judge: StepJudge | None, percent: int) -> dict[str, int]:
     if judge is None or not judge.signals:
         return {}
-    trials = judge.keys_needed(percent)
+    routers = spec.router.replicas if spec.router else ROUTER_REPLICAS
+    trials = judge.keys_needed(percent, routers)
     per_minute = math.ceil(trials / judge.spec.minutes * 100 / percent)
     return {"trials": trials, "requestsPerMinute": per_minute}
 

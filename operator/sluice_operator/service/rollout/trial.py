@@ -179,11 +179,11 @@ class StepJudge:
         parts = max(1, len(self.signals)) * len(self.spec.steps)
         return Judge(self.spec.judge.margin_points / 1000, LEVEL / parts, max(1, routers))
 
-    def keys_needed(self, percent: int) -> int:
+    def keys_needed(self, percent: int, routers: int) -> int:
         """About how many keys of the canary the verdict "same" takes where `BASE_RATE` of them are
-        bad on both sides."""
+        bad on both sides. Each of so many routers sees all of them."""
         judge = self.judge()
-        return trials_needed(BASE_RATE, judge.margin, judge.level, percent / 100)
+        return routers * trials_needed(BASE_RATE, judge.margin, judge.level, percent / 100)
 
     def after(self, state: CanaryState, view: CanaryView) -> CanaryState:
         """The state with what is seen now: another step or a verdict, if it follows. A verdict
