@@ -80,8 +80,8 @@ class Trial:
         try:
             pods = learnt.get("pods")
             began, looked = (str(learnt.get(name, "")) for name in ("began", "looked"))
-            for time in filter(None, (began, looked)):
-                datetime.fromisoformat(time)
+            if began or looked:
+                _ = datetime.fromisoformat(began), datetime.fromisoformat(looked)
             return cls(
                 began,
                 looked,

@@ -173,7 +173,8 @@ def test_one_key_with_many_requests_is_named() -> None:
 @pytest.mark.parametrize(
     "learnt",
     [
-        {"began": "yesterday"},
+        {"began": "yesterday", "looked": "2026-01-02T03:04:05Z"},
+        {"began": "2026-01-02T03:04:05Z"},
         {"seen": {"r1": ["many"]}},
         {"seen": 5},
         {"evidence": {"errors": {"new": 1}}},
