@@ -7,11 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from sluice_contract.cluster.labels import CanaryShare, Role
 from sluice_contract.wire.load import CanaryCounts
 from sluice_operator.api.scaling import CanarySpec
 from sluice_operator.scaled import Look
 from sluice_operator.service.revisions.canary_state import CanaryState, canary_state
-from sluice_operator.service.rollout.trial import LEVEL, StepJudge, Trial
+from sluice_operator.service.rollout.trial import LEVEL, CanaryView, StepJudge, Trial
+from sluice_router.canary import revisions_of
 
 from tests.operator.service.rollout.canary_world import counts, engine, look, pod, view
 
@@ -91,6 +93,13 @@ def test_counts_of_other_revisions_say_nothing() -> None:
     other = counts((640, 32), (2560, 3), revision="c")
     state = judged(judge(), look(0, ZERO), look(1, other))
     assert (state.verdict, Trial.of(state.learnt).evidence) == (None, {})
+
+
+def test_routers_name_the_revisions_of_two_pools_as_the_operator_does() -> None:
+    shares = {Role.PREFILL: CanaryShare("p2", "p1", 25), Role.DECODE: CanaryShare("d1", "d1", 25)}
+    new, former = revisions_of(shares)
+    answer = look(0, counts((9, 0), (9, 0), revision=new, former=former))
+    assert CanaryView(shares, looks=(answer,)).counts().keys() == {"r1"}
 
 
 def test_counts_are_recorded_once_a_minute() -> None:
