@@ -46,7 +46,7 @@ class CanaryLoop:
 
     async def look(self) -> None:
         """One look at every canary, all at the same time."""
-        await asyncio.gather(*(self._look(*item) for item in tuple(self._canaries.items())))
+        await asyncio.gather(*(self._look(*item) for item in self._canaries.items()))
 
     def follow(self, key: Key, routers: tuple[str, ...]) -> None:
         """Notes the routers to ask; see `CanaryLooks`."""
