@@ -196,6 +196,9 @@ class LoadReport(ContractModel):
     figures: EngineFigures
     slo: SloCounts | None = None
     """Counts of requests that kept the slo; absent without an slo and in role prefill."""
+    slo_ttft_seconds: Seconds | None = None
+    """Longest time to the first token that keeps the slo; absent where `slo` is, and where the slo
+    has no such limit."""
     routers: Count = 0
     """Number of routers that poll the load, identified by `ROUTER_HEADER`."""
     adapters: dict[str, str] = Field(default_factory=dict)
