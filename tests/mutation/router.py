@@ -10,7 +10,7 @@ PICK: Final = ("test_pick",)
 AFFINITY: Final = ("test_affinity",)
 FAULTS: Final = ("test_faults",)
 PAIRS: Final = ("test_pairs",)
-TRIALS: Final = ("test_trials",)
+TRIALS: Final = ("test_trials", "test_trial_minutes")
 
 ROUTER_MUTATIONS: Final = (
     Mutation(
