@@ -238,6 +238,10 @@ bench-pd: setup ## two pools beside the same engines mixed, for real; TRACES=FOL
 bench-autoscale: setup ## our scaling beside HPA, KEDA, a fixed size and a plan in hindsight: TRACES=FOLDER [ONLY=azure-conv] [PLOTS=FOLDER] [CLIMB=SECONDS] [HALF=choosing] [OURS=1]
 	$(PYTHON) -m benchmarks.autoscale --traces $(TRACES) $(if $(ONLY),--only $(ONLY)) $(if $(PLOTS),--plots $(PLOTS)) $(if $(CLIMB),--climb $(CLIMB)) $(if $(HALF),--half $(HALF)) $(if $(OURS),--ours)
 
+.PHONY: bench-judge
+bench-judge: setup ## the judge of a canary on simulated pairs of revisions: wrong verdicts, and keys until the right one
+	$(PYTHON) -m benchmarks.canary_judge
+
 .PHONY: bench-operator
 bench-operator: binaries ## 1,000 InferenceServices and 10,000 pods (KWOK) on a real API server: ARGS="--services 200"
 	$(PYTHON) -m benchmarks.operator_scale $(ARGS)

@@ -6,6 +6,9 @@ from typing import Final
 
 from tests.mutation.mutation import Mutation
 
+ROLLOUTS: Final = "operator/service/rollout"
+JUDGE: Final = ("test_judge",)
+
 CANARY_MUTATIONS: Final = (
     Mutation(
         "canary: former engines make way for new ones",
@@ -13,7 +16,7 @@ CANARY_MUTATIONS: Final = (
         "stable[pool.role]: pool.replicas}",
         "stable[pool.role]: pool.replicas - engines}",
         ("test_canary",),
-        package="operator/service/rollout",
+        package=ROLLOUTS,
     ),
     Mutation(
         "canary: the share grows before its engines are ready",
@@ -21,7 +24,7 @@ CANARY_MUTATIONS: Final = (
         "pool.desired.ready >= engines_of_share(step, pool.replicas)",
         "engines_of_share(step, pool.replicas) >= 0",
         ("test_canary",),
-        package="operator/service/rollout",
+        package=ROLLOUTS,
     ),
     Mutation(
         "canary: an undo leaves the label before engines leave",
@@ -29,7 +32,7 @@ CANARY_MUTATIONS: Final = (
         "if is_over and not any(map(_has_engines, others)):",
         "if is_over:",
         ("test_canary",),
-        package="operator/service/rollout",
+        package=ROLLOUTS,
     ),
     Mutation(
         "canary: its engines take the last GPUs before stable ones",
@@ -37,7 +40,7 @@ CANARY_MUTATIONS: Final = (
         "for is_canary in (False, True):",
         "for is_canary in (True, False):",
         ("test_canary",),
-        package="operator/service/rollout",
+        package=ROLLOUTS,
     ),
     Mutation(
         "canary: engines end before the verdict is recorded",
@@ -45,7 +48,7 @@ CANARY_MUTATIONS: Final = (
         'return replace(plan, learnt=replace(self.state, verdict="worse", why=LATE))',
         "return replace(plan, shares={})",
         ("test_canary",),
-        package="operator/service/rollout",
+        package=ROLLOUTS,
     ),
     Mutation(
         "canary: the first look of a step counts what was before",
@@ -53,7 +56,7 @@ CANARY_MUTATIONS: Final = (
         "if not self.began:\n            return after",
         "if False:\n            return after",
         ("test_trial",),
-        package="operator/service/rollout",
+        package=ROLLOUTS,
     ),
     Mutation(
         "canary: a second try counts the first one's requests",
@@ -69,7 +72,7 @@ CANARY_MUTATIONS: Final = (
         "if is_same and trial.minutes >= self.spec.minutes:",
         "if is_same:",
         ("test_trial",),
-        package="operator/service/rollout",
+        package=ROLLOUTS,
     ),
     Mutation(
         "canary: a step ends although nothing was compared",
@@ -77,7 +80,7 @@ CANARY_MUTATIONS: Final = (
         "is_same = compared and all(",
         "is_same = all(",
         ("test_trial",),
-        package="operator/service/rollout",
+        package=ROLLOUTS,
     ),
     Mutation(
         "canary: a verdict does not stay",
@@ -85,7 +88,7 @@ CANARY_MUTATIONS: Final = (
         "if state.verdict is not None:",
         "if state.verdict in ():",
         ("test_trial",),
-        package="operator/service/rollout",
+        package=ROLLOUTS,
     ),
     Mutation(
         "canary: late answers count at any load",
@@ -93,7 +96,7 @@ CANARY_MUTATIONS: Final = (
         "is_slo = trial.minutes >= WARM_MINUTES and",
         "is_slo = trial.minutes >= WARM_MINUTES or",
         ("test_trial",),
-        package="operator/service/rollout",
+        package=ROLLOUTS,
     ),
     Mutation(
         "canary: a router that restarts takes counts back",
@@ -101,7 +104,7 @@ CANARY_MUTATIONS: Final = (
         "or any(map(operator.lt, now, before))",
         "or False",
         ("test_trial",),
-        package="operator/service/rollout",
+        package=ROLLOUTS,
     ),
     Mutation(
         "canary: the level is not divided over steps",
@@ -109,7 +112,7 @@ CANARY_MUTATIONS: Final = (
         "* len(self.spec.steps)\n        return Judge",
         "* 1\n        return Judge",
         ("test_trial",),
-        package="operator/service/rollout",
+        package=ROLLOUTS,
     ),
     Mutation(
         "canary: one crash ends it",
@@ -117,7 +120,7 @@ CANARY_MUTATIONS: Final = (
         "TWICE: Final = 2",
         "TWICE: Final = 1",
         ("test_engine_ends",),
-        package="operator/service/rollout",
+        package=ROLLOUTS,
     ),
     Mutation(
         "canary: readiness that came back was not lost",
@@ -125,7 +128,7 @@ CANARY_MUTATIONS: Final = (
         'last.ready_since not in ("", ready)',
         'last.ready_since != "" and not ready',
         ("test_engine_ends",),
-        package="operator/service/rollout",
+        package=ROLLOUTS,
     ),
     Mutation(
         "canary: restarts before the step count",
@@ -133,7 +136,7 @@ CANARY_MUTATIONS: Final = (
         "PodSeen(_restarts(pod)) if before is None",
         "PodSeen() if before is None",
         ("test_engine_ends",),
-        package="operator/service/rollout",
+        package=ROLLOUTS,
     ),
     Mutation(
         "canary: one slow look is enough",
@@ -141,7 +144,7 @@ CANARY_MUTATIONS: Final = (
         "and all(r is not None and r > SLOWER",
         "and any(r is not None and r > SLOWER",
         ("test_rates",),
-        package="operator/service/rollout",
+        package=ROLLOUTS,
     ),
     Mutation(
         "canary: an old measurement is compared",
@@ -149,7 +152,7 @@ CANARY_MUTATIONS: Final = (
         "> computed.get(",
         "!= -computed.get(",
         ("test_rates",),
-        package="operator/service/rollout",
+        package=ROLLOUTS,
     ),
     Mutation(
         "canary: steps of other sizes are compared",
@@ -157,6 +160,70 @@ CANARY_MUTATIONS: Final = (
         "if _are_alike(*rows) and times[0]",
         "if times[0]",
         ("test_rates",),
-        package="operator/service/rollout",
+        package=ROLLOUTS,
+    ),
+    Mutation(
+        "judge: a difference below the margin halts",
+        "judge",
+        "wealth - bet * self.margin * keys",
+        "wealth",
+        JUDGE,
+        package=ROLLOUTS,
+    ),
+    Mutation(
+        "judge: twice the margin is still the same",
+        "judge",
+        "wealth + bet * self.margin * keys",
+        "wealth + 2 * bet * self.margin * keys",
+        JUDGE,
+        package=ROLLOUTS,
+    ),
+    Mutation(
+        "judge: equal revisions are worse as easily as at the margin",
+        "judge",
+        "self._is_shown(evidence.worse, self.level)",
+        "self._is_shown(evidence.worse, 0.9)",
+        JUDGE,
+        package=ROLLOUTS,
+    ),
+    Mutation(
+        "judge: a look without new keys is compared by new keys",
+        "judge",
+        "odds = new.trials / former.trials",
+        "odds = new.keys / former.keys",
+        JUDGE,
+        package=ROLLOUTS,
+    ),
+    Mutation(
+        "judge: a time without trials of one revision counts",
+        "judge",
+        "if not new.trials or not former.trials:",
+        "if not former.trials:",
+        JUDGE,
+        package=ROLLOUTS,
+    ),
+    Mutation(
+        "judge: two routers stake twice on one key",
+        "judge",
+        "wealth / self.routers for wealth",
+        "wealth for wealth",
+        JUDGE,
+        package=ROLLOUTS,
+    ),
+    Mutation(
+        "judge: a bad key of a small former revision takes all",
+        "judge",
+        "min(bet, _MOST_AT_STAKE / odds)",
+        "bet",
+        JUDGE,
+        package=ROLLOUTS,
+    ),
+    Mutation(
+        "judge: bad keys of the former revision do not count",
+        "judge",
+        "former.bad * log1p(-bet * odds)",
+        "0 * log1p(-bet * odds)",
+        JUDGE,
+        package=ROLLOUTS,
     ),
 )

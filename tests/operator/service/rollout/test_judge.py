@@ -9,6 +9,8 @@ from typing import Literal
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sluice_operator.service.rollout.judge import (
     MARGIN_LEVEL,
@@ -62,6 +64,8 @@ def _with_look(alive: Probabilities, trials: int, rate: float) -> Probabilities:
 
 def _chance(bad: int, trials: int, rate: float) -> float:
     """Binomial probability of so many bad trials."""
+    if not 0 < rate < 1:
+        return float(bad == trials * rate)
     ways = lgamma(trials + 1) - lgamma(bad + 1) - lgamma(trials - bad + 1)
     return exp(ways + bad * log(rate) + (trials - bad) * log1p(-rate))
 
@@ -96,13 +100,30 @@ def _end(
 
 @pytest.mark.parametrize("rate", [0.01, 0.1])
 def test_equal_revisions_are_found_worse_with_the_level_at_most(rate: float) -> None:
-    wrong = probability("worse", (rate, rate), 8, (40, 120), Judge(0, 0.05))
+    wrong = probability("worse", (rate, rate), 5, (40, 120), Judge(0, 0.01))
 
-    assert 0.001 < wrong <= 0.05
+    assert 0.0001 < wrong <= 0.01
+
+
+@given(rate=st.floats(0, 1), trials=st.tuples(st.integers(1, 6), st.integers(1, 6)), data=st.data())
+def test_no_bet_gains_on_average_at_equal_rates(
+    rate: float, trials: tuple[int, int], data: st.DataObject
+) -> None:
+    """In any look: whatever share of the keys the canary has, and however large a burst is."""
+    number = data.draw(st.integers(0, 5))
+    worse = same = 0.0
+    for new_bad in range(trials[0] + 1):
+        for former_bad in range(trials[1] + 1):
+            seen = evidence(keys(trials[0], new_bad), keys(trials[1], former_bad))
+            chance = _chance(new_bad, trials[0], rate) * _chance(former_bad, trials[1], rate)
+            worse += chance * exp(seen.worse[number])
+            same += chance * exp(seen.same[number])
+
+    assert max(worse, same) <= 1 + 1e-4
 
 
 def test_a_revision_that_is_worse_by_the_margin_is_halted_with_the_margins_level_at_most() -> None:
-    halted = probability("worse", (0.03, 0.01), 10, (100, 300), Judge(0.02, 0.2))
+    halted = probability("worse", (0.03, 0.01), 6, (100, 300), Judge(0.02, 0.2))
 
     assert 0.001 < halted <= MARGIN_LEVEL
 
@@ -144,6 +165,12 @@ def test_a_time_in_which_one_revision_had_no_trial_says_nothing() -> None:
 
     assert before.after(NOTHING, keys(300, 200)) == before
     assert before.after(keys(100, 90), NOTHING) == before
+
+
+def test_keys_that_were_seen_before_still_turn_bad() -> None:
+    before = evidence(keys(100, 0), keys(300, 0))
+
+    assert JUDGE.verdict(before.after(Counts(100, 20, 0), Counts(300, 0, 0))) == "worse"
 
 
 def test_rates_and_margin_are_of_keys_not_of_minutes() -> None:
