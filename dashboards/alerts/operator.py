@@ -13,7 +13,12 @@ from sluice_operator.api.conditions import (
     UPDATED,
 )
 from sluice_operator.autoscale.events import CONTESTED, FAILED, UNSEEN
-from sluice_operator.conditions.reasons import CANARY_STEP, ROLLOUT_HALTED
+from sluice_operator.conditions.reasons import (
+    CANARY_STALLED,
+    CANARY_STEP,
+    CANARY_WORSE,
+    ROLLOUT_HALTED,
+)
 
 from dashboards.alerts.words import AT_NAME, VALUE, is_so, of_names, of_operator
 from dashboards.pages import autoscaler, operator, service
@@ -24,8 +29,9 @@ IN_POOL: Final = ("namespace", "name", "role")
 BLIND: Final = f'reason=~"{UNSEEN}.+|{FAILED}|{CONTESTED}"'
 """Not those of services that nobody asked to scale."""
 NOT_TRUE: Final = 'status!="True"'
-AT_STEP: Final = is_so(PROGRESSING, f'reason="{CANARY_STEP}"')
-"""1 for each service whose canary waits for a decision."""
+AT_STEP: Final = is_so(PROGRESSING, f'reason=~"{CANARY_STEP}|{CANARY_STALLED}"')
+"""1 for each service whose canary has no verdict yet."""
+HALTED: Final = f'reason=~"{ROLLOUT_HALTED}|{CANARY_WORSE}"'
 
 
 def _replicas(state: str) -> str:
@@ -63,18 +69,18 @@ SERVICES: Final = (
         severity="warning",
         summary=f"{AT_NAME}: a change does not come through",
         description="Engines of the revision that is asked for are not complete. The condition "
-        "Updated says why. A canary at its step is left out: it waits for a decision.",
+        "Updated says why. A canary at its step is left out: it has no verdict yet.",
         panel=(service.UID, "Conditions"),
     ),
     of_names(
         name="SluiceRolloutHalted",
-        value=is_so(PROGRESSING, 'status="False"', f'reason="{ROLLOUT_HALTED}"'),
+        value=is_so(PROGRESSING, 'status="False"', HALTED),
         condition="== 1",
         lasting="2m",
         severity="warning",
         summary=f"{AT_NAME}: a roll-out has stopped",
-        description="New engines fail, and the former ones serve on. The condition Progressing "
-        "names the pod and why.",
+        description="New engines fail, or were found worse, and the former ones serve on. The "
+        "condition Progressing says why.",
         panel=(service.UID, "Conditions"),
     ),
     of_names(

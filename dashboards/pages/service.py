@@ -19,6 +19,7 @@ from dashboards.promql import (
 )
 
 UID: Final = "sluice-service"
+TRIALS: Final = "sluice_router_canary_trials_total"
 REQUESTS: Final = "sluice_router_requests_total"
 LEDGER: Final = "sluice_router_ledger_total"
 LOST: Final = 'fate="lost"'
@@ -34,6 +35,11 @@ def _quantiles(histogram: str) -> tuple[Query, ...]:
     return tuple(
         Query(quantile(share, histogram, OF_SERVICE), f"p{share * 100:g}") for share in SHARES
     )
+
+
+def _trials(outcomes: str) -> str:
+    """Trials of a canary a second, by side."""
+    return rate(TRIALS, OF_SERVICE, f'outcome=~"{outcomes}"', by=("side",))
 
 
 CLIENTS: Final = Row(
@@ -176,6 +182,33 @@ ROUTER: Final = Row(
         ),
     ),
 )
+CANARY: Final = Row(
+    "Canary",
+    (
+        Panel(
+            "Trials",
+            "short",
+            (Query(f"60 * {_trials('answered|failed')}", "{{side}}"),),
+            "Chats with a request, in each minute. Both revisions, over the same time.",
+        ),
+        Panel(
+            "Failed and late trials",
+            "percentunit",
+            (
+                Query(f"{_trials('failed')} / {_trials('answered|failed')}", "{{side}} failed"),
+                Query(f"{_trials('late')} / {_trials('in_time|late')}", "{{side}} late"),
+            ),
+            "Share of the trials of each revision. Failed: counted before the router's retry.",
+        ),
+        Panel(
+            "Time to first token by revision",
+            "s",
+            (Query(quantile(0.95, TTFT, OF_SERVICE, by=(REVISION,)), "{{" + REVISION + "}}, p95"),),
+            "Compares a roll-out with what it replaces.",
+        ),
+    ),
+)
+
 POOLS: Final = Row(
     "How its pools are",
     (
@@ -244,12 +277,6 @@ POOLS: Final = Row(
             "From arrival to the first step that a request is in.",
         ),
         Panel(
-            "Time to first token by revision",
-            "s",
-            (Query(quantile(0.95, TTFT, OF_SERVICE, by=(REVISION,)), "{{" + REVISION + "}}, p95"),),
-            "Compares a roll-out with what it replaces.",
-        ),
-        Panel(
             "Retractions",
             "ops",
             (Query(rate("sluice_retractions_total", OF_SERVICE, by=(ROLE,)), POOL),),
@@ -268,7 +295,7 @@ POOLS: Final = Row(
             ),
             "As `kubectl describe infsvc` shows them, whose messages say more.",
             kind="table",
-            width=16,
+            width=24,
         ),
     ),
 )
@@ -277,5 +304,5 @@ PAGE: Final = Dashboard(
     "Sluice / Service",
     "One InferenceService: latency and errors of its clients, its router, its pools.",
     OF_ONE_SERVICE,
-    (CLIENTS, ROUTER, POOLS),
+    (CLIENTS, ROUTER, CANARY, POOLS),
 )

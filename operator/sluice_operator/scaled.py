@@ -1,4 +1,5 @@
-"""Values that reconciles and the autoscaler exchange about a service.
+"""Values that reconciles exchange about a service with the autoscaler, and with the loop that asks
+routers about canaries.
 
 Reconciles read the cluster and say what can be scaled, and within which limits. The autoscaler
 reports its last decision for the service's status.
@@ -13,9 +14,11 @@ from datetime import datetime
 from typing import Final, Protocol
 
 from pydantic import TypeAdapter
+from sluice_autoscaler.sample import EngineSample
 from sluice_autoscaler.settings import ScalingSettings
 from sluice_contract.cluster import labels
 from sluice_contract.cluster.labels import Role
+from sluice_contract.wire.load import CanaryCounts
 
 from sluice_operator.api.conditions import Check
 from sluice_operator.api.status import ScalingStatus
@@ -195,3 +198,42 @@ class _NoAutoscaling:
 
 NO_AUTOSCALING: Final[Autoscaling] = _NoAutoscaling()
 """Autoscaling of a reconcile without an autoscaler."""
+
+
+LOOKS: Final = 11
+"""Looks at a canary that are kept: ten comparisons, each with the look before."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the routers of a service answered at one moment, without routers that did not answer."""
+
+    time: datetime
+    counts: tuple[CanaryCounts, ...]
+    """One for each router that counts for a canary."""
+    engines: tuple[EngineSample, ...]
+
+
+class CanaryLooks(Protocol):
+    """The loop that asks routers about canaries, as reconciles see it."""
+
+    def follow(self, key: Key, routers: tuple[str, ...]) -> None:
+        """Asks these routers from now on; none: the service has no canary to judge."""
+        ...
+
+    def last_looks(self, key: Key) -> tuple[Look, ...]:
+        """The last looks, at most `LOOKS`, the newest last."""
+        ...
+
+
+class _NoLooks:
+    """Asks no router."""
+
+    def follow(self, key: Key, routers: tuple[str, ...]) -> None: ...
+
+    def last_looks(self, key: Key) -> tuple[Look, ...]:
+        return ()
+
+
+NO_LOOKS: Final[CanaryLooks] = _NoLooks()
+"""Looks of a reconcile without a loop that asks."""

@@ -146,7 +146,7 @@ class Routes:
         try:
             head.hold(exchange.head_bytes)  # aiohttp keeps it until the end of the answer
             headers = edge.request_headers(request.headers, exchange.id, exchange.trace)
-            async with self._parts.lifecycle.request():
+            async with self._parts.lifecycle.request() as limit:
                 progress, model, affinity = None, None, None
                 if body is not None:
                     with self._upload(request, tenant):
@@ -158,7 +158,7 @@ class Routes:
                         affinity = affinity_of(routing_key, body.content, tenant or "")
                 method, path = request.method, request.rel_url.raw_path
                 call = Call(
-                    method, path, headers, body, progress, affinity, tenant, model, generates
+                    method, path, headers, body, progress, affinity, tenant, model, generates, limit
                 )
                 on_reply = partial(self._begun, request.path, exchange)
                 with self._parts.lifecycle.served(tenant):

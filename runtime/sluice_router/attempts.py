@@ -9,6 +9,7 @@ on unacknowledged data otherwise. Connections to the API server are opened in th
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
 import socket
@@ -81,6 +82,8 @@ class Call:
     """The model or adapter that it names."""
     generates: bool = True
     """Whether its body has a prompt to be computed."""
+    limit: asyncio.Timeout | None = None
+    """The limit that ends it when it takes too long."""
 
 
 class Reply:

@@ -67,6 +67,23 @@ def _revision(engine: EngineState) -> str | None:
     return None if engine.received is None else engine.received.report.revision
 
 
+def is_of_side(shares: Shares, engine: EngineState, *, new: bool) -> bool:
+    """Whether the engine's pool states a share, and the engine reports the revision of that
+    side."""
+    share = shares.get(engine.endpoint.role)
+    if share is None:
+        return False
+    return _revision(engine) == (share.revision if new else share.former)
+
+
+def revisions_of(shares: Shares) -> tuple[str, str]:
+    """Texts of the new and the former revision: of several pools those of each, in the order of
+    their roles, with dots between."""
+    ordered = [shares[role] for role in sorted(shares)]
+    new = ".".join(share.revision for share in ordered)
+    return new, ".".join(share.former for share in ordered)
+
+
 def in_order(
     shares: Shares, engines: Sequence[EngineState], *, new_first: bool
 ) -> list[list[EngineState]]:
@@ -85,7 +102,7 @@ def percent_of(shares: Shares) -> int:
 
 def goes_to_new(shares: Shares, key: bytes) -> bool:
     """Whether requests with this key are in the share of the new revision."""
-    salt = ".".join(shares[role].revision for role in sorted(shares))
+    salt, _ = revisions_of(shares)
     digest = blake2b(key, key=blake2b(salt.encode()).digest(), digest_size=8).digest()
     return int.from_bytes(digest, "big") * 100 < percent_of(shares) << 64
 

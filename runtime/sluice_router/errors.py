@@ -76,6 +76,37 @@ RESUMED_CODES: Final[dict[str | None, RetryReason]] = {
     PREFILL_UNAVAILABLE: "prefill_unavailable",
 }
 """Codes of error events after which another engine resumes the stream."""
+ENGINE_NOT_AT_FAULT: Final[frozenset[RetryReason]] = frozenset(
+    {
+        "queue_full",
+        "uncompiled",
+        "out_of_memory",
+        "mismatch",
+        "signature",
+        "slow_client",
+        "handed_back",
+    }
+)
+PREFILL_AT_FAULT: Final[frozenset[RetryReason]] = frozenset({"prefill", "prefill_unavailable"})
+"""Failures of a pair's prefill engine; any other failure is its decode engine's."""
+MAY_BE_THE_REQUEST: Final[frozenset[RetryReason]] = frozenset(
+    {"broken", "uncompiled", "out_of_memory", "prefill", "slow_client"}
+)
+"""Failures that the request, or its client, may have caused."""
+NOT_A_TRIAL: Final[frozenset[RetryReason]] = frozenset(
+    {
+        "unavailable",
+        "prefill_unavailable",
+        "queue_full",
+        "mismatch",
+        "signature",
+        "slow_client",
+        "handed_back",
+    }
+)
+"""Failures that say nothing about a canary's revision: engines that drain by plan, or are full, and
+what a client or an earlier engine caused. Any other failure counts against the revision, also of an
+engine that stays healthy: memory or a grammar that fails may be new."""
 _SHOWN_CHARACTERS: Final = 100
 """Most characters shown of an error that an engine sent."""
 _SERVER_ERRORS: Final = frozenset({INTERNAL_CODE, "generation_failed"})
@@ -283,6 +314,19 @@ def refusal(error: bytes, *, nothing_sent: bool) -> AttemptFailedError | EngineR
         headers[_RETRY_AFTER_HEADER] = _RETRY_AFTER[status]
     refused = EngineRefusedError(status, headers, error)
     return refused if reason is None else AttemptFailedError(reason, refused)
+
+
+def fails_trial(error: BaseException) -> bool:
+    """Whether the error that ended an attempt counts against the engine's revision in a canary. If
+    not, the attempt is not counted at all."""
+    if isinstance(error, AttemptFailedError):
+        return error.reason not in NOT_A_TRIAL
+    if not isinstance(error, EngineRefusedError):
+        return isinstance(error, EngineFailedError)
+    code = error_in(error.body).code
+    reason = RESUMED_CODES.get(code) or REASON_OF_CODE.get(code)
+    is_server_error = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    return is_server_error and (reason is None or reason not in NOT_A_TRIAL)
 
 
 def soonest_retry(refusals: Sequence[RouterError]) -> RouterError:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Final
@@ -35,6 +35,9 @@ from sluice_router import canary
 from sluice_router.attempts import Call, Reply, Sender
 from sluice_router.engines import Clock, EngineState, Fleet, has_capacity, with_adapter
 from sluice_router.errors import (
+    ENGINE_NOT_AT_FAULT,
+    MAY_BE_THE_REQUEST,
+    PREFILL_AT_FAULT,
     AttemptFailedError,
     EngineFailedError,
     NoEngineError,
@@ -47,26 +50,10 @@ from sluice_router.relay import Relay
 from sluice_router.retry_budget import RetryBudget
 from sluice_router.targets import Choose, Picks, Target, TargetChoice
 from sluice_router.telemetry import Telemetry
+from sluice_router.trials import Trial, Trials
 
 logger: Final = logging.getLogger("sluice.router")
 
-ENGINE_NOT_AT_FAULT: Final[frozenset[RetryReason]] = frozenset(
-    {
-        "queue_full",
-        "uncompiled",
-        "out_of_memory",
-        "mismatch",
-        "signature",
-        "slow_client",
-        "handed_back",
-    }
-)
-PREFILL_AT_FAULT: Final[frozenset[RetryReason]] = frozenset({"prefill", "prefill_unavailable"})
-"""Failures of a pair's prefill engine; any other failure is its decode engine's."""
-MAY_BE_THE_REQUEST: Final[frozenset[RetryReason]] = frozenset(
-    {"broken", "uncompiled", "out_of_memory", "prefill", "slow_client"}
-)
-"""Failures that the request, or its client, may have caused."""
 NO_REVISION_KNOWN: Final = TargetChoice(
     None, "NoneReady", "during a canary: no engine has reported its revision yet"
 )
@@ -157,6 +144,7 @@ class Dispatcher:
         """Requests that wait for a usable engine."""
         self.picks = Picks()
         self.unanswered = UnansweredRequests()
+        self.trials = Trials(clock)
 
     @asynccontextmanager
     async def open(self, call: Call, history: RequestHistory) -> AsyncIterator[Reply]:
@@ -178,8 +166,11 @@ class Dispatcher:
                 break
             if history.failure is not None and history.failure is not before:
                 self._on_retry(history.failure.reason)
-            with self._fleet.request(target.engine.key):
+            trial = self._trial(target, call, history)
+            with self._fleet.request(target.engine.key), trial or nullcontext():
                 reply = await self._attempt(target, call, history)
+                if trial is not None:
+                    trial.began(reply, history.failure)
                 if reply is None:
                     if history.is_handed_back:
                         deadline = self._clock() + self._upstream.wait_for_engine_seconds
@@ -198,6 +189,15 @@ class Dispatcher:
                     reply.close()
                 return
         raise history.error
+
+    def _trial(self, target: Target, call: Call, history: RequestHistory) -> Trial | None:
+        """The attempt's trial in a canary, which has only first attempts of prompts."""
+        shares, key = self._fleet.canary, history.canary_key
+        if not shares or key is None or history.failures or call.body is None or not call.generates:
+            return None
+        if history.first_sent_seconds is None:
+            history.first_sent_seconds = self._clock()
+        return self.trials.begin(shares, target, key, history.first_sent_seconds, call.limit)
 
     async def _attempt(self, target: Target, call: Call, history: RequestHistory) -> Reply | None:
         """The answer; None if the attempt failed and another engine may be asked.
@@ -380,12 +380,16 @@ class RequestHistory:
     """Keys of engines that failed: they are asked again only after all others."""
     failure: AttemptFailedError | None = None
     """Last failure."""
+    failures: int = 0
+    """Failed attempts, without those that were handed back."""
     full: list[RouterError] = field(default_factory=list)
     """Errors of engines with a full queue."""
     caused: int = 0
     """Failures that the request may have caused."""
     canary_key: bytes | None = None
     """The call's key in a canary, once it is computed."""
+    first_sent_seconds: float | None = None
+    """When its first attempt in a canary began."""
 
     def add(self, target: Target, failure: AttemptFailedError) -> None:
         """Record one more failed attempt.
@@ -396,6 +400,7 @@ class RequestHistory:
         self.met.update(target.keys)
         self.tried.add(blamed(target, failure).key)
         self.failure = failure
+        self.failures += 1
         if failure.reason == "queue_full":
             self.full.append(failure.error)
         self.caused += failure.reason in MAY_BE_THE_REQUEST

@@ -50,8 +50,8 @@ class Lifecycle:
                 await self._not_quiet.wait()
 
     @asynccontextmanager
-    async def request(self) -> AsyncIterator[None]:
-        """One request; it is ended when its time or the drain time is over.
+    async def request(self) -> AsyncIterator[asyncio.Timeout]:
+        """One request, with its limit: it is ended when its time or the drain time is over.
 
         Raises:
             DrainingError: the drain time is over.
@@ -65,7 +65,7 @@ class Lifecycle:
                 self._idle.clear()
                 self._not_quiet.set()
                 try:
-                    yield
+                    yield limit
                 finally:
                     self._limits.discard(limit)
                     if not self._limits:

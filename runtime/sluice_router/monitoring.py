@@ -17,7 +17,7 @@ from sluice_router.engines import Clock, EngineState, Fleet, condition
 from sluice_router.errors import JSON_CONTENT_TYPE
 from sluice_router.forward import Dispatcher
 from sluice_router.lifecycle import Lifecycle
-from sluice_router.telemetry import CONTENT_TYPE, RouterLoad, Telemetry
+from sluice_router.telemetry import CONTENT_TYPE, RouterCounts, RouterLoad, Telemetry
 
 MAX_WAIT_SECONDS: Final = 600
 
@@ -84,6 +84,7 @@ class Monitoring:
             engines=tuple(_row(engine, now) for engine in self._fleet.engines()),
             picks=dict(self._dispatcher.picks.counts),
             last_pick=self._dispatcher.picks.last,
+            canary=self._dispatcher.trials.counts(self._fleet.canary),
         )
         text = summary.model_dump_json(by_alias=True, exclude_none=True)
         return web.Response(text=text, content_type=JSON_CONTENT_TYPE)
@@ -108,7 +109,9 @@ class Monitoring:
         states = [(engine.role, condition(engine, now)) for engine in self._fleet.engines()]
         dispatcher = self._dispatcher
         load = RouterLoad(self._lifecycle.inflight, dispatcher.waiting, self._budgets.held_bytes)
-        text = self._telemetry.render(states, dispatcher.picks.counts, load)
+        dispatcher.trials.close_minute()
+        counts = RouterCounts(dispatcher.picks.counts, dispatcher.trials.totals)
+        text = self._telemetry.render(states, counts, load)
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
 

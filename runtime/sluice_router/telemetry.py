@@ -70,6 +70,15 @@ class RouterLoad(NamedTuple):
     buffered_bytes: int
 
 
+class RouterCounts(NamedTuple):
+    """Counts since the router's start that are kept elsewhere."""
+
+    picks: Mapping[str, int]
+    """By reason."""
+    trials: Mapping[tuple[str, str], int]
+    """Trials of canaries, by side and outcome."""
+
+
 def fate_of(status: int, outcome: Outcome, error_status: int | None, *, resumed: bool) -> Fate:
     """Fate of a request for a completion that ended so. `error_status`: of the error in its stream
     or in its place; `resumed`: a second engine answered."""
@@ -90,7 +99,7 @@ class Telemetry:
     def __init__(self, roles: Collection[Role]) -> None:
         """`roles`: of the service's pools."""
         self._roles = roles
-        self._counted_picks: Tally[str] = Tally()
+        self._counted: Tally[object] = Tally()
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         table = {metric.name: metric for metric in metrics.ROUTER}
@@ -116,6 +125,7 @@ class Telemetry:
             self._retries.labels(reason)
             self._resumed.labels(reason)
         self._picks = self._counter(table["sluice_router_picks_total"])
+        self._trials = self._counter(table["sluice_router_canary_trials_total"])
         self._waiting = self._gauge(table["sluice_router_waiting_requests"])
         self._inflight = self._gauge(table["sluice_router_inflight_requests"])
         self._buffered = self._gauge(table["sluice_router_buffered_bytes"])
@@ -163,20 +173,25 @@ class Telemetry:
     def render(
         self,
         engines: Iterable[tuple[Role, EngineCondition]],
-        picks: Mapping[str, int],
+        counts: RouterCounts,
         load: RouterLoad,
     ) -> bytes:
-        """The exposition, with gauges as of now. `picks`: since the start, by reason."""
+        """The exposition, with gauges as of now."""
         tally = Tally(engines)
         for role, condition in product(self._roles, CONDITIONS):
             self._engines.labels(role, condition).set(tally[role, condition])
-        for reason, count in picks.items():
-            self._picks.labels(reason).inc(count - self._counted_picks[reason])
-            self._counted_picks[reason] = count
+        for reason, count in counts.picks.items():
+            self._raise_to(self._picks.labels(reason), reason, count)
+        for trial, count in counts.trials.items():
+            self._raise_to(self._trials.labels(*trial), trial, count)
         self._waiting.set(load.waiting_requests)
         self._inflight.set(load.requests)
         self._buffered.set(load.buffered_bytes)
         return generate_latest(self._registry)
+
+    def _raise_to(self, counter: Counter, key: object, count: int) -> None:
+        counter.inc(count - self._counted[key])
+        self._counted[key] = count
 
     def _counter(self, metric: metrics.Metric) -> Counter:
         return Counter(metric.name, metric.help, metric.labels, registry=self._registry)

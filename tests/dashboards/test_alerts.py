@@ -94,9 +94,9 @@ CASES: Final[dict[str, Case]] = {
     "SluiceNotUpdated": (
         (NOT_UPDATED, "1x500", "1x500"),
         (PROGRESSING % "RollingOut", "1x500", None),
-        (PROGRESSING % "CanaryStep", None, "1x500"),
+        (PROGRESSING % "CanaryStalled", None, "1x500"),
     ),
-    "SluiceRolloutHalted": condition("Progressing", "False", "RolloutHalted"),
+    "SluiceRolloutHalted": condition("Progressing", "False", "CanaryWorse"),
     "SluiceScalingInactive": condition("ScalingActive", "False", "MetricsMissing"),
     "SluiceAcceleratorUnverified": condition("AcceleratorVerified", "False", right_is="Unknown"),
     "SluiceCapacityBlocked": condition("Updated", "False", "Unschedulable"),

@@ -6,6 +6,7 @@ from typing import Final
 
 from tests.mutation.autoscaler import AUTOSCALER_MUTATIONS
 from tests.mutation.cache import CACHE_MUTATIONS
+from tests.mutation.canary import CANARY_MUTATIONS
 from tests.mutation.handover import HANDOVER_MUTATIONS
 from tests.mutation.operator_plans import OPERATOR_MUTATIONS
 from tests.mutation.others import OTHERS
@@ -21,5 +22,6 @@ EVERY: Final = (
     *ROUTER_MUTATIONS,
     *AUTOSCALER_MUTATIONS,
     *OPERATOR_MUTATIONS,
+    *CANARY_MUTATIONS,
     *HANDOVER_MUTATIONS,
 )

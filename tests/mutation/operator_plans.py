@@ -15,7 +15,6 @@ REPORT: Final = "operator/service/report"
 ROLLOUT: Final = ("test_surge",)
 IN_PLACE: Final = ("test_in_place",)
 MODE_SWITCH: Final = ("test_mode_switch", "test_mode_status")
-JUDGE: Final = ("test_judge",)
 BUDGET: Final = ("test_gpu_budget", "test_gpu_budget_properties")
 STATUS: Final = ("test_service_status",)
 APPLY: Final = "operator/apply"
@@ -327,109 +326,5 @@ OPERATOR_MUTATIONS: Final = (
         "any(is_gated(pod) or makes_progress(pod, since) for pod in unready)",
         ("test_deployments",),
         package="operator/conditions",
-    ),
-    Mutation(
-        "canary: former engines make way for new ones",
-        "canary",
-        "stable[pool.role]: pool.replicas}",
-        "stable[pool.role]: pool.replicas - engines}",
-        ("test_canary",),
-        package="operator/service/rollout",
-    ),
-    Mutation(
-        "canary: the share grows before its engines are ready",
-        "canary",
-        "pool.desired.ready >= engines_of_share(step, pool.replicas)",
-        "engines_of_share(step, pool.replicas) >= 0",
-        ("test_canary",),
-        package="operator/service/rollout",
-    ),
-    Mutation(
-        "canary: an undo leaves the label before engines leave",
-        "canary",
-        "if is_over and not any(map(_has_engines, others)):",
-        "if is_over:",
-        ("test_canary",),
-        package="operator/service/rollout",
-    ),
-    Mutation(
-        "canary: its engines take the last GPUs before stable ones",
-        "gpu_budget",
-        "for is_canary in (False, True):",
-        "for is_canary in (True, False):",
-        ("test_canary",),
-        package="operator/service/rollout",
-    ),
-    Mutation(
-        "canary: engines end before the verdict is recorded",
-        "canary",
-        'return replace(plan, verdict="worse")',
-        "return replace(plan, shares={})",
-        ("test_canary",),
-        package="operator/service/rollout",
-    ),
-    Mutation(
-        "judge: a difference below the margin halts",
-        "judge",
-        "wealth - bet * self.margin * keys",
-        "wealth",
-        JUDGE,
-        package=ROLLOUTS,
-    ),
-    Mutation(
-        "judge: twice the margin is still the same",
-        "judge",
-        "wealth + bet * self.margin * keys",
-        "wealth + 2 * bet * self.margin * keys",
-        JUDGE,
-        package=ROLLOUTS,
-    ),
-    Mutation(
-        "judge: equal revisions are worse as easily as at the margin",
-        "judge",
-        "self._is_shown(evidence.worse, self.level)",
-        "self._is_shown(evidence.worse, 0.9)",
-        JUDGE,
-        package=ROLLOUTS,
-    ),
-    Mutation(
-        "judge: a look without new keys is compared by new keys",
-        "judge",
-        "odds = new.trials / former.trials",
-        "odds = new.keys / former.keys",
-        JUDGE,
-        package=ROLLOUTS,
-    ),
-    Mutation(
-        "judge: a time without trials of one revision counts",
-        "judge",
-        "if not new.trials or not former.trials:",
-        "if not former.trials:",
-        JUDGE,
-        package=ROLLOUTS,
-    ),
-    Mutation(
-        "judge: two routers stake twice on one key",
-        "judge",
-        "wealth / self.routers for wealth",
-        "wealth for wealth",
-        JUDGE,
-        package=ROLLOUTS,
-    ),
-    Mutation(
-        "judge: a bad key of a small former revision takes all",
-        "judge",
-        "min(bet, _MOST_AT_STAKE / odds)",
-        "bet",
-        JUDGE,
-        package=ROLLOUTS,
-    ),
-    Mutation(
-        "judge: bad keys of the former revision do not count",
-        "judge",
-        "former.bad * log1p(-bet * odds)",
-        "0 * log1p(-bet * odds)",
-        JUDGE,
-        package=ROLLOUTS,
     ),
 )

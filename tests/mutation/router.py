@@ -10,6 +10,7 @@ PICK: Final = ("test_pick",)
 AFFINITY: Final = ("test_affinity",)
 FAULTS: Final = ("test_faults",)
 PAIRS: Final = ("test_pairs",)
+TRIALS: Final = ("test_trials", "test_trial_minutes")
 
 ROUTER_MUTATIONS: Final = (
     Mutation(
@@ -18,6 +19,46 @@ ROUTER_MUTATIONS: Final = (
         "share = math.floor(sum(free.values()) / max(1, queue.report.routers) + look.draw())",
         "share = math.floor(sum(free.values()) + look.draw())",
         ("test_hand_back",),
+        package="router",
+    ),
+    Mutation(
+        "router: retries are trials of a canary",
+        "forward",
+        "if not shares or key is None or history.failures",
+        "if not shares or key is None",
+        TRIALS,
+        package="router",
+    ),
+    Mutation(
+        "router: an attempt at the other revision is a trial",
+        "trials",
+        "if not all(is_of_side(shares, engine, new=new) for engine in engines):",
+        "if False:",
+        TRIALS,
+        package="router",
+    ),
+    Mutation(
+        "router: a client that leaves is a failed trial",
+        "trials",
+        "return True if self._limit is not None and self._limit.expired() else None",
+        "return True",
+        TRIALS,
+        package="router",
+    ),
+    Mutation(
+        "router: a canary's keys of a minute have no bound",
+        "trials",
+        "if key not in self._requests and len(self._requests) >= MAX_KEYS:",
+        "if False:",
+        TRIALS,
+        package="router",
+    ),
+    Mutation(
+        "router: an engine that drains by plan fails a trial",
+        "errors",
+        "return error.reason not in NOT_A_TRIAL",
+        "return True",
+        TRIALS,
         package="router",
     ),
     Mutation(

@@ -104,7 +104,15 @@ FULL_SPEC: Manifest = {
         },
         "inferencePool": {"endpointPickerRef": {"name": "picker", "port": 9002}},
     },
-    "rollout": {"strategy": "Surge", "canary": {"steps": [5, 25], "onWorse": "Hold"}},
+    "rollout": {
+        "strategy": "Surge",
+        "canary": {
+            "steps": [5, 25],
+            "minutes": 20,
+            "judge": {"errors": True, "slo": True, "marginPoints": 10},
+            "onWorse": "Hold",
+        },
+    },
     "replicas": 3,
     "resources": {"requests": {"cpu": 4, "memory": "16Gi"}, "limits": {"memory": "32Gi"}},
     "template": FULL_TEMPLATE,

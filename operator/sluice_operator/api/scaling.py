@@ -182,6 +182,28 @@ class AutoscalingSpec(ApiModel):
         return PoolAutoscaling(min_replicas=self.min_replicas, max_replicas=self.max_replicas)
 
 
+class JudgeSpec(ApiModel):
+    """The signals by which a new revision is compared with the old one."""
+
+    errors: bool = Field(
+        default=True,
+        description="Judges failed requests, counted before the router's retry, and engines that "
+        "end or lose readiness twice in a step.",
+    )
+    slo: bool = Field(
+        default=True,
+        description="Judges answers that miss spec.slo, while both revisions have a similar load "
+        "on each engine, and the speed that engines report. Without spec.slo the speed alone.",
+    )
+    margin_points: int = Field(
+        default=5,
+        ge=1,
+        le=100,
+        description="Difference, in tenths of a percent point of the trials, up to which the new "
+        "revision is no worse. A smaller one needs more requests.",
+    )
+
+
 class CanarySpec(ApiModel):
     """A share of requests for a new revision, before it gets all."""
 
@@ -191,14 +213,27 @@ class CanarySpec(ApiModel):
         max_length=8,
         json_schema_extra=ATOMIC,
         description="Percent of requests that go to the new revision, step by step; each more than "
-        "the one before. `sluice rollout promote` goes to the next one, and after the last to all.",
+        "the one before. The next one follows once the judge has found no difference, or with "
+        "`sluice rollout promote`; after the last one all.",
+    )
+    minutes: int = Field(
+        default=10,
+        ge=1,
+        le=1440,
+        description="Least time at each step, in minutes. After ten times as long without a "
+        "verdict, Progressing has the reason CanaryStalled. Only with a judge.",
+    )
+    judge: JudgeSpec = Field(
+        default=JudgeSpec(),
+        description="What the operator judges by. With errors and slo both false a person decides "
+        "about every step.",
     )
     on_worse: Literal["Halt", "Hold"] = Field(
         default="Halt",
-        description="What happens if engines of the new revision, of any step, are not ready "
-        "within engine.startupSeconds and two minutes. Halt ends all: the old one has all "
-        "requests, and the new one is not tried again until `sluice rollout promote` or another "
-        "spec. Hold leaves them.",
+        description="What happens if the new revision is found worse, or its engines, of any step, "
+        "are not ready within engine.startupSeconds and two minutes. Halt ends all: the old one "
+        "has all requests, and the new one is not tried again until `sluice rollout promote` or "
+        "another spec. Hold leaves them, with the requests that they have.",
     )
 
     RULES: ClassVar = (
@@ -209,7 +244,19 @@ class CanarySpec(ApiModel):
             "percents that grow with each step",
             "steps",
         ),
+        Rule(
+            "!has(self.minutes) || !has(self.judge) || self.judge.?errors.orValue(true) || "
+            "self.judge.?slo.orValue(true)",
+            lambda canary: canary.is_judged or "minutes" not in canary.model_fields_set,
+            "only with judge.errors or judge.slo: a person decides about every step",
+            "minutes",
+        ),
     )
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether the operator decides about the steps."""
+        return self.judge.errors or self.judge.slo
 
 
 class RolloutSpec(ApiModel):

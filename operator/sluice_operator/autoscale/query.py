@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from datetime import datetime
 from typing import Final, Protocol
 
 import aiohttp
@@ -22,6 +23,7 @@ from sluice_contract.cluster.ports import ROUTER_METRICS
 from sluice_contract.wire.load import EngineLoad, LoadReport, ServiceLoad
 
 from sluice_operator.log import fields
+from sluice_operator.scaled import Look
 
 TIMEOUT_SECONDS: Final = 1.0
 AGAIN_SECONDS: Final = 2.0
@@ -131,6 +133,13 @@ def sample_of(
     }
     ready = {row.name for load in discovered for row in load.engines if row.condition == "ready"}
     return Sample(time_seconds, pools, engines, waiting, len(ready - started.keys()))
+
+
+def look_of(loads: Iterable[ServiceLoad], time: datetime) -> Look:
+    """What routers count for a canary, and the engines by their freshest reports."""
+    answered = tuple(loads)
+    counts = tuple(load.canary for load in answered if load.canary is not None)
+    return Look(time, counts, tuple(_engine(row, report) for row, report in _freshest(answered)))
 
 
 def _freshest(loads: Iterable[ServiceLoad]) -> tuple[Reported, ...]:

@@ -5,15 +5,20 @@ Pure. A canary's numbers are those for the engines that the plan begins with.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from sluice_operator.api.pools import gpu_count
+from sluice_operator.api.router import ROUTER_REPLICAS
+from sluice_operator.api.scaling import CanarySpec
 from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.kube.kinds import Manifest
 from sluice_operator.service.plan import ServicePlan
 from sluice_operator.service.resolve.replicas import ReplicasOwner, replicas_owner
 from sluice_operator.service.rollout.canary import engines_of_share
 from sluice_operator.service.rollout.gpu_budget import WAITS_FOR_BUDGET
 from sluice_operator.service.rollout.planned_rollout import PlannedPool
+from sluice_operator.service.rollout.trial import SIGNALS, StepJudge, step_judge
 
 
 def engines_text(plan: ServicePlan, pool: PlannedPool) -> str:
@@ -38,8 +43,8 @@ def own_scale_lines(spec: InferenceServiceSpec) -> Iterator[str]:
 
 
 def canary_lines(spec: InferenceServiceSpec, pools: tuple[PlannedPool, ...]) -> Iterator[str]:
-    """The steps of a change's canary with the engines that each takes, and a warning where the
-    budget of GPUs has no room for the first ones."""
+    """The steps of a change's canary with the engines that each takes, what judges it, and a
+    warning where the budget of GPUs has no room for the first ones."""
     if spec.rollout is None or spec.rollout.canary is None:
         return
     steps = spec.rollout.canary.steps
@@ -47,7 +52,7 @@ def canary_lines(spec: InferenceServiceSpec, pools: tuple[PlannedPool, ...]) -> 
     yield "Canary: a change that restarts engines goes to a share of the requests first"
     full = first = 0
     for pool in pools:
-        engines = [engines_of_share(percent, pool.replicas) for percent in steps]
+        engines = _engines_of_steps(spec.rollout.canary, pool)
         gpus = gpu_count(spec.pool(pool.role).accelerator)
         full, first = full + gpus * pool.replicas, first + gpus * min(1, engines[0])
         more = f"engine{'' if engines[0] == 1 else 's'} more"
@@ -56,7 +61,59 @@ def canary_lines(spec: InferenceServiceSpec, pools: tuple[PlannedPool, ...]) -> 
             for percent, count in zip(steps[1:], engines[1:], strict=True)
         )
         yield f"  Pool {pool.role}: {steps[0]} % on {engines[0]} {more}{later}, then all"
+    yield from _judge_lines(spec, spec.rollout.canary)
     budget = spec.gpu_budget
     if budget is not None and full + first > budget:
         yield f"  spec.autoscaling.gpuBudget is {budget}: all engines hold {full}, and a canary"
         yield f"  needs {first} for its first engines. It would wait ({WAITS_FOR_BUDGET})."
+
+
+def canary_json(spec: InferenceServiceSpec, pools: tuple[PlannedPool, ...]) -> Manifest | None:
+    """The steps of a canary, for programs; None without one. `trials` are those of the new
+    revision, and `requestsPerMinute` those of the whole service that bring them in `minutes`."""
+    if spec.rollout is None or spec.rollout.canary is None:
+        return None
+    canary, judge = spec.rollout.canary, step_judge(spec)
+    engines = {pool.role.value: _engines_of_steps(canary, pool) for pool in pools}
+    return {
+        "signals": [*judge.signals] if judge else [],
+        "minutes": canary.minutes if judge else None,
+        "steps": [
+            {
+                "percent": percent,
+                "engines": {role: counts[number] for role, counts in engines.items()},
+                **_needed(spec, judge, percent),
+            }
+            for number, percent in enumerate(canary.steps)
+        ],
+    }
+
+
+def _judge_lines(spec: InferenceServiceSpec, canary: CanarySpec) -> Iterator[str]:
+    judge = step_judge(spec)
+    if judge is None or not judge.signals:
+        yield "  A person decides about each step (sluice rollout promote, abort)."
+    else:
+        signals = " and ".join(SIGNALS[signal] for signal in judge.signals)
+        margin = f"{canary.judge.margin_points / 10:g} percent points"
+        yield f"  Judged by {signals}: no worse by more than {margin}. If 0.1 % of chats are"
+        yield f"  bad with both revisions, each step of {canary.minutes} minutes takes about"
+        for percent in canary.steps:
+            needed = _needed(spec, judge, percent)
+            chats = f"{needed['trials']:,} chats of the new revision"
+            yield f"    {percent} %: {chats}, which {needed['requestsPerMinute']:,} a minute bring"
+    if canary.judge.slo and (judge is None or "slo" not in judge.signals):
+        yield "  Late answers are not judged: spec.slo.ttftMilliseconds is not set."
+
+
+def _needed(spec: InferenceServiceSpec, judge: StepJudge | None, percent: int) -> dict[str, int]:
+    if judge is None or not judge.signals:
+        return {}
+    routers = spec.router.replicas if spec.router else ROUTER_REPLICAS
+    trials = judge.keys_needed(percent, routers)
+    per_minute = math.ceil(trials / judge.spec.minutes * 100 / percent)
+    return {"trials": trials, "requestsPerMinute": per_minute}
+
+
+def _engines_of_steps(canary: CanarySpec, pool: PlannedPool) -> list[int]:
+    return [engines_of_share(percent, pool.replicas) for percent in canary.steps]

@@ -27,7 +27,12 @@ from sluice_operator.api.findings import Finding, InvalidSpecError
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.api.status import ModelStatus
 from sluice_operator.api.validate import ServiceDocument, parse_service
-from sluice_operator.cli.engine_numbers import canary_lines, engines_text, own_scale_lines
+from sluice_operator.cli.engine_numbers import (
+    canary_json,
+    canary_lines,
+    engines_text,
+    own_scale_lines,
+)
 from sluice_operator.cli.gpu_support import gpu_advice, unsupported_gpu
 from sluice_operator.cli.kv_capacity import (
     BYTES,
@@ -174,6 +179,7 @@ def as_json(shown: Preview) -> Manifest:
         "namespace": shown.service["metadata"]["namespace"],
         "refusal": None,
         "slo": _slo(plan),
+        "canary": canary_json(plan.spec, plan.pools) if plan.spec else None,
         "kvTransfer": transfer.to_json_dict() if (transfer := _kv_transfer(plan)) else None,
         "pools": {pool.role.value: _pool(pool, below, shown) for pool, below in pools},
         "objects": _objects(shown),

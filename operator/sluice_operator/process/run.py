@@ -17,6 +17,7 @@ from sluice_operator.apply.executor import Executor, executor
 from sluice_operator.autoscale.carry_out import PoolScaler, Victims
 from sluice_operator.autoscale.inventory import ScalingInventory
 from sluice_operator.autoscale.journals import Journals
+from sluice_operator.autoscale.looks import CanaryLoop
 from sluice_operator.autoscale.loops import Autoscaler
 from sluice_operator.autoscale.mover import Mover
 from sluice_operator.autoscale.query import RouterQuery, query_session
@@ -189,8 +190,10 @@ async def _lead(parts: Parts) -> None:
     reader = StoreReader(informer.objects, parts.client)
     async with query_session() as session:
         journals = Journals(parts.client, parts.clock)
-        autoscaler = _autoscaler(parts, queue, writes, RouterQuery(session), journals)
-        dispatcher = _dispatcher(parts, queue, writes, autoscaler, reader)
+        query = RouterQuery(session)
+        autoscaler = _autoscaler(parts, queue, writes, query, journals)
+        canaries = CanaryLoop(query, queue.add, parts.clock)
+        dispatcher = _dispatcher(parts, queue, writes, autoscaler, canaries, reader)
         try:
             await _first_of(
                 watches.run(),
@@ -199,6 +202,7 @@ async def _lead(parts: Parts) -> None:
                 node_watch.run(),
                 reactions.run(),
                 autoscaler.run(),
+                canaries.run(),
                 journals.run(),
             )
         except asyncio.CancelledError:
@@ -271,6 +275,7 @@ def _dispatcher(
     queue: WorkQueue[Key],
     writes: Executor,
     autoscaler: Autoscaler,
+    canaries: CanaryLoop,
     reader: Reader,
 ) -> Dispatcher:
     settings, clock = parts.settings, parts.clock
@@ -290,6 +295,7 @@ def _dispatcher(
         NetworkIsolation(connect_over_tcp, clock, in_cluster=settings.is_in_pod),
         RouterLedgers(fetch_over_http, clock),
         RefusedPods(parts.client, clock),
+        canaries,
     )
     pools = PoolObserver(
         reader,

@@ -44,6 +44,7 @@ from sluice_operator.probes.network_isolation import NetworkIsolation
 from sluice_operator.probes.optional_kinds import OptionalKinds
 from sluice_operator.probes.refused_pods import RefusedPods
 from sluice_operator.probes.router_ledgers import RouterLedgers
+from sluice_operator.scaled import NO_LOOKS, CanaryLooks, Look
 from sluice_operator.service.names import (
     Name,
     child_names,
@@ -109,7 +110,7 @@ class ServiceObserved:
     """The router's pods."""
     engines: tuple[Manifest, ...] = ()
     """Engine pods with the service's label, of every role and revision; only of a service with a
-    GPU budget, which they count against."""
+    GPU budget, which they count against, or with a canary, which they are judged by."""
     fetchers: tuple[Manifest, ...] = ()
     """Pods of the Jobs that bring the model; only of a service whose model is downloaded."""
     progress: FetchProgress | None = None
@@ -130,6 +131,8 @@ class ServiceObserved:
     """Whether NetworkPolicies are enforced; None: not tested."""
     ledger: Ledger | None = None
     """Ledger of the service's requests; None: not known."""
+    looks: tuple[Look, ...] = ()
+    """Last answers of the routers about the service's canary, the newest last."""
     foreign: tuple[Manifest, ...] = ()
     """Objects with the service's label that another living controller has: no children."""
     look_again_seconds: float | None = None
@@ -154,6 +157,7 @@ class ServiceObserver:
     """None: no router is asked."""
     refused_pods: RefusedPods | None = None
     """None: of no Job is asked why it has no pod."""
+    looks: CanaryLooks = NO_LOOKS
 
     def certain(self) -> ServiceObserver:
         """An observer that reads the kinds in `DECISIVE` from the API server."""
@@ -206,6 +210,7 @@ class ServiceObserver:
             accepts_image_volumes=mounts,
             isolation=isolation,
             ledger=await self.ledgers.total(routers_ready) if self.ledgers else None,
+            looks=self.looks.last_looks(key),
             foreign=foreign,
             look_again_seconds=self._look_again_seconds(key, routers_ready, jobs),
         )
@@ -247,9 +252,7 @@ class ServiceObserver:
         return self.isolation.check(key, engines)
 
     async def _engines(self, versions: tuple[Manifest, ...], selector: str) -> tuple[Manifest, ...]:
-        if not any(
-            "gpuBudget" in (version["spec"].get("autoscaling") or {}) for version in versions
-        ):
+        if not any(_concerns_engines(version["spec"]) for version in versions):
             return ()
         return await self._engine_pods(versions[0]["metadata"]["namespace"], selector)
 
@@ -283,3 +286,9 @@ class ServiceObserver:
         ours = (item for item in objects if controller_uid(item) == uid)
         theirs = (item for item in objects if controller_uid(item) != uid)
         return (*children, *ours), tuple(theirs)
+
+
+def _concerns_engines(spec: Manifest) -> bool:
+    """Whether the plan of a spec depends on single engines."""
+    has_budget = "gpuBudget" in (spec.get("autoscaling") or {})
+    return has_budget or bool((spec.get("rollout") or {}).get("canary") is not None)

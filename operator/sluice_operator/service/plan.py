@@ -52,6 +52,7 @@ from sluice_operator.manifests.route import http_route, inference_pool, pool_ref
 from sluice_operator.service.names import config_maps_in_use, downloads_in_use
 from sluice_operator.service.observe import Children, ServiceObserved
 from sluice_operator.service.plan_events import (
+    canary_judged,
     canary_moved,
     created,
     ended_canary_serves,
@@ -162,7 +163,7 @@ def _with_children(
         resolved.revision,
         stable,
         planned.written,
-        rollout.rollout.verdict,
+        rollout.rollout.learnt,
     )
     prune = _left_over(there, top, (*needed, *optional), former, planned.keep | history.kept)
     pools = {pool.manifest["metadata"]["name"]: pool.manifest for pool in rollout.pools}
@@ -189,6 +190,11 @@ def _with_children(
             *rolling_out(there, pools),
             *canary_moved(
                 there, needed, rollout.rollout.message, is_ended=rollout.rollout.is_ended
+            ),
+            *canary_judged(
+                resolved.revisions.canary_of(resolved.revision),
+                rollout.rollout.learnt,
+                history.record,
             ),
             *(ended_canary_serves(there, pools) if rollout.serves_ended_canary else ()),
             *leaves_restricted(there, pools),

@@ -32,12 +32,14 @@ from sluice_operator.kube.kinds import (
 from sluice_operator.manifests.metadata import is_current
 from sluice_operator.service.observe import Children
 from sluice_operator.service.resolve.replicas import ReplicasOwner, replicas_owner
+from sluice_operator.service.revisions.canary_state import CanaryState
 from sluice_operator.service.revisions.revision import revisions_of
 
 NAMES_IN_EVENT: Final = 8
 
 ROLLING_OUT: Final = "RollingOut"
 CANARY_ENDED: Final = "CanaryEnded"
+CANARY_SAME: Final = "CanarySame"
 ENDED_CANARY_SERVES: Final = "EndedCanaryServes"
 SCALE_TARGET_GOES: Final = "ScaleTargetGoes"
 LEAVES_RESTRICTED: Final = "LeavesRestricted"
@@ -101,6 +103,23 @@ def canary_moved(
             text = ended + message
             return (Event("Normal", reason, text, written=(identity(item),)),)
     return ()
+
+
+def canary_judged(
+    before: CanaryState, learnt: CanaryState | None, record: Manifest
+) -> tuple[Event, ...]:
+    """The event about a verdict of the operator on a canary: that a step is over, or that the new
+    revision is worse and stays. The end of one is what status reports. `record`: has
+    the verdict."""
+    if learnt is None or (learnt.step, learnt.verdict) == (before.step, before.verdict):
+        return ()
+    written = (identity(record),)
+    if learnt.verdict == "held":
+        return (Event("Warning", reasons.CANARY_WORSE, f"It stays: {learnt.why}", written=written),)
+    if learnt.verdict == "worse":
+        return ()
+    number = before.step + 1
+    return (Event("Normal", CANARY_SAME, f"Step {number} is over: {learnt.why}.", written=written),)
 
 
 def ended_canary_serves(children: Children, planned: Mapping[str, Manifest]) -> tuple[Event, ...]:

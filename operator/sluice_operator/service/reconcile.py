@@ -24,7 +24,7 @@ from sluice_operator.probes.downloads import EVERY_SECONDS, is_running
 from sluice_operator.scaled import NO_AUTOSCALING, Autoscaling
 from sluice_operator.service.observe import ServiceObserved, ServiceObserver
 from sluice_operator.service.plan import ServicePlan, plan_service
-from sluice_operator.service.report.scaling import scaled_service
+from sluice_operator.service.report.scaling import router_addresses, scaled_service
 from sluice_operator.service.report.status import service_status
 from sluice_operator.service.rollout.lent_gpus import INTERRUPTS
 
@@ -60,6 +60,7 @@ class ServiceReconcile:
         if observed is None:
             self.executor.forget(key)
             self.autoscaling.forget(key)
+            self.observer.looks.follow(key, ())
             return None
         plan = plan_service(observed)
         if is_destructive(plan, observed.children):
@@ -69,6 +70,8 @@ class ServiceReconcile:
             plan = plan_service(observed)
         live = observed.service
         scaled = scaled_service(observed, plan)
+        is_judged = plan.rollout is not None and plan.rollout.is_judged
+        self.observer.looks.follow(key, router_addresses(observed.pods) if is_judged else ())
         try:
             outcome = await self.executor.carry_out(live, plan, observed.children)
         except RequestError:

@@ -270,6 +270,14 @@ ROUTER: Final = (
         "Requests given to an engine or a pair, by why it was that one.",
         ("reason",),
     ),
+    Metric(
+        "sluice_router_canary_trials_total",
+        "counter",
+        "Trials of a canary, each the requests of one key in one minute, by side (new, former). "
+        "Outcomes: answered and failed, which are all trials; in_time and late, of those whose "
+        "time to first token was judged.",
+        ("side", "outcome"),
+    ),
     Metric("sluice_router_waiting_requests", "gauge", "Requests held until an engine is usable."),
     Metric("sluice_router_inflight_requests", "gauge", "Requests being served."),
     Metric("sluice_router_buffered_bytes", "gauge", "Heads and bodies of requests that are held."),

@@ -196,6 +196,9 @@ class LoadReport(ContractModel):
     figures: EngineFigures
     slo: SloCounts | None = None
     """Counts of requests that kept the slo; absent without an slo and in role prefill."""
+    slo_ttft_seconds: Seconds | None = None
+    """Longest time to the first token that keeps the slo; absent where `slo` is, and where the slo
+    has no such limit."""
     routers: Count = 0
     """Number of routers that poll the load, identified by `ROUTER_HEADER`."""
     adapters: dict[str, str] = Field(default_factory=dict)
@@ -246,6 +249,42 @@ class Ledger(ContractModel):
     """Requests that have not ended yet."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialCounts:
+    """Trials of one revision in closed minutes: a key's requests of one minute are one trial."""
+
+    __pydantic_config__: ClassVar = _PART
+
+    trials: Count = 0
+    failed: Count = 0
+    """Trials with a request that failed by the engine's fault."""
+    late: Count = 0
+    """Trials with a request whose latency was too long."""
+    timed: Count = 0
+    """Trials in which a latency was judged, of which `late` is a part."""
+
+
+class CanaryCounts(ContractModel):
+    """Trials of the two revisions of a canary, as one router counts them: each request on the side
+    that its key has, by its first attempt there."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    epoch: str
+    """Differs after every restart of the router and for each pair of revisions; counts begin at 0
+    with it."""
+    revision: str
+    """New revision, as in the label of the pools' Services; of several labelled pools all of them,
+    in the order of `sorted(Role)`, with dots between."""
+    former: str
+    """Former revision, written like `revision`."""
+    new: TrialCounts
+    old: TrialCounts
+    heavy_share: float | None = None
+    """Largest share of one key in the new revision's requests of the last closed minute, 0 to 1;
+    absent where no key has more than a quarter, or the requests are few."""
+
+
 class ServiceLoad(ContractModel):
     """All engines of a service, and the requests that wait in this router."""
 
@@ -261,3 +300,5 @@ class ServiceLoad(ContractModel):
     choice."""
     last_pick: str | None = None
     """Text about the latest choice: the request's id, the engines and their loads."""
+    canary: CanaryCounts | None = None
+    """Trials of both revisions; absent without a canary."""

@@ -97,7 +97,7 @@ class KeptSlo:
     """
 
     def __init__(self, slo: SloTargets) -> None:
-        self._ttft_milliseconds = slo.ttft_milliseconds
+        self.ttft_milliseconds = slo.ttft_milliseconds
         self._itl_milliseconds = slo.itl_milliseconds
         self.requests = 0
         self.in_time = 0
@@ -105,7 +105,7 @@ class KeptSlo:
     def was_counted(self, generate: Generate) -> bool:
         """Whether the request was late at the engine that handed it back, which has then counted
         it."""
-        limit = self._ttft_milliseconds
+        limit = self.ttft_milliseconds
         return generate.moved > 0 and limit is not None and generate.waited_seconds * 1000 > limit
 
     def ended(self, timeline: Timeline, reason: FinishReason, now_seconds: float) -> None:
@@ -134,7 +134,7 @@ class KeptSlo:
         timeline.counted = True
 
     def _first_is_late(self, timeline: Timeline, now_seconds: float) -> bool:
-        limit = self._ttft_milliseconds
+        limit = self.ttft_milliseconds
         return limit is not None and timeline.ttft_seconds(now_seconds) * 1000 > limit
 
     def _gaps_are_long(self, timeline: Timeline) -> bool:
@@ -281,6 +281,14 @@ class EngineMetrics:
         """Counts for the load report, by the engine's clock; None without an slo."""
         kept = self.kept_slo
         return None if kept is None else kept.counts(self._timelines.values(), now_seconds)
+
+    @property
+    def slo_ttft_seconds(self) -> float | None:
+        """Longest time to the first token that keeps the slo; None without such a limit."""
+        kept = self.kept_slo
+        if kept is None or kept.ttft_milliseconds is None:
+            return None
+        return kept.ttft_milliseconds / 1000
 
     def draining(self) -> None:
         """Records that the server no longer accepts requests."""

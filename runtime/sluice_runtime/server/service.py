@@ -244,6 +244,7 @@ class Service:
             answer_identity=None if self.text is None else self.answer_identity(),
             figures=load.figures,
             slo=slo,
+            slo_ttft_seconds=self.metrics.slo_ttft_seconds if answers else None,
             routers=len(self._routers),
             adapters=self.adapters,
             adapters_failed=engine.adapters.failed,

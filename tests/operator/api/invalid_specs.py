@@ -160,6 +160,14 @@ INVALID: dict[str, Invalid] = {
         "spec.rollout.canary.steps",
         "percents that grow with each step",
     ),
+    "minutes of a canary without a judge": Invalid(
+        {"rollout": {"canary": {"minutes": 5, "judge": {"errors": False, "slo": False}}}},
+        "spec.rollout.canary.minutes",
+        "only with judge.errors",
+    ),
+    "a canary of a day and a minute": Invalid(
+        {"rollout": {"canary": {"minutes": 1441}}}, "spec.rollout.canary.minutes"
+    ),
     "a canary step twice": Invalid(
         {"rollout": {"canary": {"steps": [5, 5]}}},
         "spec.rollout.canary.steps",

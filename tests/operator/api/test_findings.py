@@ -74,8 +74,11 @@ SPECS: list[tuple[dict[str, Any], str]] = [
     ({"paused": "yes"}, 'spec.paused: "yes" is not allowed; allowed: true or false'),
     ({"rollout": {"strategy": "Both"}},
      "spec.rollout.strategy: \"Both\" is not allowed; allowed: 'Surge' or 'InPlace'"),
-    ({"rollout": {"canary": {"judge": {}}}},
-     "spec.rollout.canary.judge: unknown field; allowed: onWorse, steps"),
+    ({"rollout": {"canary": {"judge": {"answers": True}}}},
+     "spec.rollout.canary.judge.answers: unknown field; allowed: errors, marginPoints, slo"),
+    ({"rollout": {"canary": {"minutes": 5, "judge": {"errors": False, "slo": False}}}},
+     "spec.rollout.canary.minutes: 5 is not allowed; allowed: only with judge.errors or judge.slo: "
+     "a person decides about every step"),
     ({"rollout": {"canary": {"steps": [25, 5]}}},
      "spec.rollout.canary.steps: [25,5] is not allowed; allowed: percents that grow with each "
      "step"),

@@ -55,6 +55,12 @@ VALID: dict[str, dict[str, Any]] = {
         "slo": {"ttftMilliseconds": 500, "percentile": "99.9"},
     },
     "a canary in two steps": {"rollout": {"canary": {"steps": [5, 25], "onWorse": "Hold"}}},
+    "a canary that a person judges": {
+        "rollout": {"canary": {"judge": {"errors": False, "slo": False}}}
+    },
+    "a canary judged by errors alone": {
+        "rollout": {"canary": {"minutes": 1440, "judge": {"slo": False, "marginPoints": 20}}}
+    },
     "a canary of the default steps": {"rollout": {"strategy": "Surge", "canary": {}}},
     "aliases": {"model": {"uri": "file:///org/m", "aliases": ["org/m", "/m", "file:///org/m"]}},
     "any origin": {"router": {"cors": {"allowedOrigins": ["*", "http://localhost:3000"]}}},

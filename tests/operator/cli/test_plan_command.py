@@ -231,6 +231,49 @@ def test_a_plan_says_what_engines_the_steps_of_a_canary_take(
     assert "Canary" not in plan_text(tmp_path, capsys, {"replicas": replicas})
 
 
+@pytest.mark.parametrize(
+    ("canary", "texts"),
+    [
+        (
+            {"steps": [5], "minutes": 20},
+            [
+                "Judged by errors: no worse by more than 0.5 percent points",
+                "Late answers are not judged: spec.slo.ttftMilliseconds is not set",
+            ],
+        ),
+        ({"judge": {"errors": False, "slo": False}}, ["A person decides about each step"]),
+        ({"judge": {"slo": False, "marginPoints": 20}}, ["by more than 2 percent points"]),
+    ],
+)
+def test_a_plan_says_what_a_canary_is_judged_by(
+    canary: dict[str, Any], texts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = plan_text(tmp_path, capsys, {"rollout": {"canary": canary}})
+    assert [text for text in texts if text not in out] == []
+    assert ("Late answers" in out) is (len(texts) == 2)
+
+
+def test_a_plan_as_json_has_the_trials_of_each_step_and_the_requests_that_bring_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = {
+        "replicas": 4,
+        "slo": {"ttftMilliseconds": 500},
+        "rollout": {"canary": {"steps": [5, 50], "minutes": 20}},
+    }
+    assert main(["plan", "-f", spec_file(tmp_path, document(spec)), "-o", "json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    canary = found["canary"]
+    assert (canary["signals"], canary["minutes"]) == (["errors", "slo"], 20)
+    assert [step["engines"] for step in canary["steps"]] == [{"mixed": 1}, {"mixed": 2}]
+    for step in canary["steps"]:
+        assert step["requestsPerMinute"] == -(-step["trials"] * 100 // (20 * step["percent"]))
+        assert step["trials"] > 500
+    assert main(["plan", "-f", spec_file(tmp_path, document({})), "-o", "json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["canary"] is None
+
+
 @pytest.mark.parametrize(("gpus", "waits"), [(8, True), (9, True), (10, False)])
 def test_a_plan_warns_where_the_budget_has_no_room_for_a_canary(
     gpus: int, waits: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from sluice_operator.api.conditions import Check
@@ -28,7 +29,7 @@ from sluice_operator.probes.image_volumes import ImageVolumes
 from sluice_operator.probes.optional_kinds import OptionalKinds
 from sluice_operator.probes.refused_pods import RefusedPods
 from sluice_operator.process.metrics import OperatorMetrics
-from sluice_operator.scaled import PoolPods, ScaledService, Scaling
+from sluice_operator.scaled import Look, PoolPods, ScaledService, Scaling
 from sluice_operator.service.observe import ServiceObserver
 from sluice_operator.service.reconcile import ServiceReconcile
 
@@ -58,6 +59,21 @@ class Autoscaler:
         return Scaling(Check("True", "Enough", "no change")) if self.scaled else None
 
 
+@dataclass
+class Looks:
+    """The loop that asks routers about canaries: what they are to have answered."""
+
+    routers: tuple[str, ...] = ()
+    """Routers that a reconcile asks for."""
+    answers: tuple[Look, ...] = ()
+
+    def follow(self, key: Key, routers: tuple[str, ...]) -> None:
+        self.routers = routers
+
+    def last_looks(self, key: Key) -> tuple[Look, ...]:
+        return self.answers
+
+
 class MemoryCluster:
     """A service in an API server in memory, and operators that are started one after the other."""
 
@@ -67,6 +83,9 @@ class MemoryCluster:
         """Whether the pods of a Deployment do not become ready."""
         self.is_late: Callable[[str], bool] = lambda deployment: False
         """Whether the deadline of a Deployment has passed."""
+        self.restarts: Callable[[str], int] = lambda deployment: 0
+        """How often the containers of a Deployment's pods have ended."""
+        self.looks = Looks()
         self.deployed: set[str] = set()
         """Pods of Deployments."""
         self.operator_starts()
@@ -79,7 +98,7 @@ class MemoryCluster:
         kinds, volumes = OptionalKinds(client, clock), ImageVolumes(client, clock, "default")
         refused = RefusedPods(client, clock)
         observer = ServiceObserver(
-            client, IMAGES, Nodes(client), kinds, volumes, refused_pods=refused
+            client, IMAGES, Nodes(client), kinds, volumes, refused_pods=refused, looks=self.looks
         )
         self.autoscaler = Autoscaler()
         self.service = ServiceReconcile(observer, writes, clock, self.autoscaler)
@@ -114,7 +133,9 @@ class MemoryCluster:
         pods = [f"{name}-{number}" for number in range(replicas)]
         for pod in pods:
             metadata = {"name": pod, "labels": template["metadata"]["labels"]}
-            running = {"phase": "Running", "conditions": [ready]}
+            running = {"phase": "Running", "podIP": "10.0.0.1", "conditions": [ready]}
+            restarts = self.restarts(name)
+            running["containerStatuses"] = [{"name": "engine", "restartCount": restarts}]
             body = {"metadata": metadata, "spec": template["spec"], "status": running}
             self.api.apply(POD, body)
         self.api.apply(DEPLOYMENT, {"metadata": {"name": name}, "status": status}, "status")

@@ -111,7 +111,12 @@ EDITS: Final[dict[str, Any]] = {
     "autoscaling.onMetricsLoss": "Floor",
     "autoscaling.provider": "External",
     "rollout.strategy": "InPlace",
-    "rollout.canary": {"steps": [5, 25], "onWorse": "Hold"},
+    "rollout.canary": {
+        "steps": [5, 25],
+        "minutes": 20,
+        "judge": {"slo": False},
+        "onWorse": "Hold",
+    },
     "rollout.upgrade": "2026-01-02",
     "rollout.restartedAt": "2026-01-02T03:04:05Z",
     "router.replicas": 3,

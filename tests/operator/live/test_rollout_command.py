@@ -132,6 +132,12 @@ async def test_a_restart_leaves_names_and_settings_as_they_are(
     await comes_to_rest(cluster, namespace)
 
 
+def is_observed(found: State) -> bool:
+    """Whether the operator has looked at the present spec."""
+    metadata, status = found["chat"]["metadata"], found["chat"].get("status") or {}
+    return bool(status.get("observedGeneration") == metadata["generation"])
+
+
 async def labelled(cluster: Cluster, namespace: str, percent: str | None) -> None:
     """Waits for the canary's share in the label of the pool's Service."""
 
@@ -159,6 +165,7 @@ async def test_a_canary_is_promoted_and_another_one_aborted(
     await cluster.patch(INFERENCE_SERVICE, namespace, "chat", {"spec": change})
     await labelled(cluster, namespace, "0")
     await cluster.until(DEPLOYMENT, namespace, lambda found: len(found) == 3)
+    await cluster.until(INFERENCE_SERVICE, namespace, is_observed)
     assert await sluice("promote") == 1
     assert "is not reached" in capsys.readouterr().err
     await play_controllers(cluster, namespace)

@@ -170,11 +170,15 @@ def test_engines_that_promise_clients_something_count(
 
 async def test_the_load_report_has_the_counts_where_there_is_an_slo(endpoint: str) -> None:
     async with running_server(endpoint) as server:
-        assert "slo" not in (await server.http.get("/load")).json()
+        assert not {"slo", "sloTtftSeconds"} & set((await server.http.get("/load")).json())
         kept = server.service.metrics.kept_slo = KeptSlo(BOTH)
         kept.requests, kept.in_time = 9, 7
         report = (await server.http.get("/load")).json()
         assert report["slo"] == {"requests": 9, "inTime": 7, "late": 0}
+        assert report["sloTtftSeconds"] == 0.5
+        server.service.metrics.kept_slo = KeptSlo(SloTargets(itl_milliseconds=50))
+        report = (await server.http.get("/load")).json()
+        assert (report["slo"]["requests"], report.get("sloTtftSeconds")) == (0, None)
 
 
 async def test_an_answer_that_a_stop_string_ends_is_whole(endpoint: str) -> None:

@@ -13,10 +13,11 @@ from typing import Final, NamedTuple
 
 from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.api.service import InferenceServiceSpec
-from sluice_operator.conditions.reasons import CANARY_STEP
+from sluice_operator.conditions.reasons import AT_STEP
 from sluice_operator.kube.errors import OperatorError
 from sluice_operator.kube.kinds import Manifest
-from sluice_operator.service.revisions.revision import CanaryState, Revision, revisions_of
+from sluice_operator.service.revisions.canary_state import ENDED, CanaryState
+from sluice_operator.service.revisions.revision import Revision, revisions_of
 
 NOT_OBSERVED: Final = "the operator has not looked at the present spec yet; try again"
 NOT_CARRIED_OUT: Final = "the operator has not carried out the last decision yet; try again"
@@ -75,7 +76,7 @@ def decision(
     if revision.canary.verdict == "promoted":
         raise NoCanaryError("the canary is promoted; to go back: sluice rollout undo")
     state, text = decide(CanaryNow(service, revision))
-    state = replace(state, decision=revision.canary.decision + 1)
+    state = CanaryState(state.step, state.verdict, revision.canary.decision + 1)
     return revision.name, json.dumps(state.to_json_dict(), separators=(",", ":")), text
 
 
@@ -93,17 +94,19 @@ def next_step(now: CanaryNow) -> tuple[CanaryState, str]:
         NoCanaryError: the engines of the present step are not ready.
     """
     steps, state = now.steps(), now.state
-    if state.verdict is not None:
+    if state.verdict in ENDED:
         return CanaryState(), f"tried again: step 1 of {len(steps)}, {steps[0]} % of requests"
     if state != now.revision.state.canary:
         raise NoCanaryError(NOT_CARRIED_OUT)
     plan = (now.service.get("status") or {}).get("rollout") or {}
-    if plan.get("reason") != CANARY_STEP:
+    if plan.get("reason") not in AT_STEP:
         text = f"step {state.step + 1} is not reached, and --full does not wait for it"
         raise NoCanaryError(f"{text}: {plan.get('message', 'there is no status')}")
-    if (step := state.step + 1) >= len(steps):
+    state = state.next_step(len(steps))
+    if state.verdict is not None:
         return all_requests(now)
-    return CanaryState(step), f"step {step + 1} of {len(steps)}, {steps[step]} % of requests"
+    step = state.step
+    return state, f"step {step + 1} of {len(steps)}, {steps[step]} % of requests"
 
 
 def all_requests(now: CanaryNow) -> tuple[CanaryState, str]:
@@ -117,6 +120,6 @@ def no_requests(now: CanaryNow) -> tuple[CanaryState, str]:
     Raises:
         NoCanaryError: it has ended.
     """
-    if now.state.verdict is not None:
+    if now.state.verdict in ENDED:
         raise NoCanaryError("the canary has ended already")
     return replace(now.state, verdict="aborted"), "all requests go to the former revision"

@@ -74,7 +74,7 @@ async def _status(opened: Session, options: argparse.Namespace) -> int:
         text = f"not complete within {options.timeout:g} s"
         print(f"sluice rollout status: {options.name}: {text}", file=sys.stderr)
         return FAILED
-    print(as_text(service, await opened.pools()), flush=True)
+    print(as_text(service, await opened.pools(), await opened.revisions()), flush=True)
     return FAILED if progress_of(service).state == "Stopped" else 0
 
 

@@ -9,14 +9,20 @@ from collections.abc import Iterable, Iterator
 from typing import Final, Literal, NamedTuple
 
 from sluice_operator.api.conditions import PROGRESSING, STALLED, UPDATED
+from sluice_operator.api.findings import InvalidSpecError, parse
+from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.cli.preview import table
 from sluice_operator.conditions import reasons
 from sluice_operator.conditions.conditions import find
 from sluice_operator.kube.kinds import Manifest
+from sluice_operator.service.revisions.revision import revisions_of
+from sluice_operator.service.rollout.trial import Trial, step_judge
 
 BAR_CELLS: Final = 32
 ROUNDING: Final = 1e-9
 """Added to cells of a bar, since a sum of two shares may be a little less than it should be."""
+STOPPED: Final = frozenset({reasons.ROLLOUT_HALTED, reasons.CANARY_ABORTED, reasons.CANARY_WORSE})
+"""Reasons of Progressing after which nothing changes without a person."""
 
 
 class RolloutProgress(NamedTuple):
@@ -46,7 +52,7 @@ def progress_of(service: Manifest) -> RolloutProgress:
         condition = find(status, kind) or {}
         if _has_stopped(kind, condition):
             return RolloutProgress("Stopped", condition["reason"], condition["message"])
-        if condition.get("reason") == reasons.CANARY_STEP:
+        if condition.get("reason") in (reasons.CANARY_STEP, reasons.CANARY_STALLED):
             return RolloutProgress("Canary", condition["reason"], condition["message"])
     return RolloutProgress("Waiting", updated["reason"], updated["message"])
 
@@ -54,18 +60,43 @@ def progress_of(service: Manifest) -> RolloutProgress:
 def _has_stopped(kind: str, condition: Manifest) -> bool:
     if kind == STALLED:
         return condition.get("status") == "True"
-    return condition.get("reason") in (reasons.ROLLOUT_HALTED, reasons.CANARY_ABORTED)
+    return condition.get("reason") in STOPPED
 
 
-def as_text(service: Manifest, pools: Iterable[Manifest]) -> str:
-    """The roll-out of a service: what is reached, the engines by revision, and the plan."""
+def as_text(
+    service: Manifest, pools: Iterable[Manifest], revisions: tuple[Manifest, ...] = ()
+) -> str:
+    """The roll-out of a service: what is reached, the engines by revision, the signals of its
+    canary, and the plan."""
     progress = progress_of(service)
     plan = (service.get("status") or {}).get("rollout") or {}
     rows = [("pool", "revision", "", "engines", "ready"), *_rows(pools)]
     lines = [progress.line, *(table(rows) if len(rows) > 1 else ())]
+    if plan.get("reason") in reasons.AT_STEP:
+        lines.extend(_signals(revisions))
     if progress.state in ("Waiting", "Stopped") and plan:
         lines.append(f"Plan: {plan['reason']}: {plan['message']}")
     return "\n".join(lines)
+
+
+def _signals(items: tuple[Manifest, ...]) -> Iterator[str]:
+    """A bar for each signal that judges the canary of the newest revision, and for the time."""
+    revision = next(revisions_of(items).newest_first, None)
+    if revision is None:
+        return
+    try:
+        judge = step_judge(parse(InferenceServiceSpec, revision.spec, "spec"))
+    except InvalidSpecError:  # of another release
+        return
+    trial = Trial.of(revision.canary.learnt)
+    if judge is None or not trial.began:
+        return
+    for signal, count, needed, text in judge.rows(trial):
+        shown = bar(min(1.0, count / max(1, needed)), BAR_CELLS)
+        yield f"  {signal:<9}{shown} {count:,} of about {needed:,} trials: {text}"
+    share = min(1.0, trial.minutes / judge.spec.minutes)
+    passed = f"{trial.minutes:.0f} of {judge.spec.minutes} minutes"
+    yield f"  {'time':<9}{bar(share, BAR_CELLS)} {passed}"
 
 
 def bars(service: Manifest) -> Iterator[str]:

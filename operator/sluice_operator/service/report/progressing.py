@@ -20,7 +20,7 @@ from sluice_operator.service.rollout.in_place import HALTED, IN_PLACE
 from sluice_operator.service.rollout.lent_gpus import INTERRUPTS
 from sluice_operator.service.rollout.pairing import NO_PAIR
 
-SHOWN_ROLLOUTS: Final = frozenset({IN_PLACE, WAITS_FOR_BUDGET, reasons.CANARY_STEP, NO_PAIR})
+SHOWN_ROLLOUTS: Final = frozenset({IN_PLACE, WAITS_FOR_BUDGET, NO_PAIR}) | reasons.AT_STEP
 """Reasons of a roll-out that become the reason of Progressing."""
 
 
@@ -56,6 +56,8 @@ def interrupts_check(plan: ServicePlan) -> Check | None:
 def halted_check(children: Children, plan: ServicePlan, stalled: Check | None) -> Check | None:
     """A stopped roll-out while the former state still serves: engines of a former revision, or the
     pools of another mode."""
+    if plan.rollout is not None and plan.rollout.reason == reasons.CANARY_WORSE:
+        return Check("False", reasons.CANARY_WORSE, plan.rollout.message)
     for pool in plan.pools:
         check = lifted(pool.role, current_pool(children, pool), PROGRESSING)
         if check is not None and check.reason == reasons.ROLLOUT_HALTED:
@@ -82,8 +84,8 @@ def stalled_check(
         check = lifted(pool.role, live, STALLED) if is_reported(live) else None
         if check is not None and check.is_true:
             return check
-    if plan.rollout is not None and plan.rollout.reason == HALTED:
-        return Check("True", HALTED, plan.rollout.message)
+    if plan.rollout is not None and plan.rollout.reason in (HALTED, reasons.CANARY_WORSE):
+        return Check("True", plan.rollout.reason, plan.rollout.message)
     if router.given_up:
         return Check("True", router.updated.reason, with_remedy(router.updated))
     return None

@@ -67,7 +67,7 @@ def scaled_service(observed: ServiceObserved, plan: ServicePlan) -> ScaledServic
         live=observed.service,
         settings=settings,
         pools=scaled,
-        routers=_addresses(observed.pods),
+        routers=router_addresses(observed.pods),
         fixed_gpus={
             role: gpu_count(spec.pool(role).accelerator)
             for role in spec.roles
@@ -186,7 +186,8 @@ def _others(pool: Manifest) -> frozenset[tuple[str, str]]:
     return frozenset((manager, time) for manager, time in times if manager in names)
 
 
-def _addresses(pods: tuple[Manifest, ...]) -> tuple[str, ...]:
+def router_addresses(pods: tuple[Manifest, ...]) -> tuple[str, ...]:
+    """Addresses of routers' pods that run."""
     statuses = ((pod.get("status") or {}) for pod in pods)
     running = (status.get("podIP") for status in statuses if status.get("phase") == "Running")
     return tuple(sorted(address for address in running if address))

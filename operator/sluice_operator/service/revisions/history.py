@@ -20,7 +20,8 @@ from sluice_operator.conditions import reasons
 from sluice_operator.conditions.conditions import find
 from sluice_operator.kube.kinds import CONTROLLER_REVISION, Manifest
 from sluice_operator.manifests.metadata import Owner
-from sluice_operator.service.revisions.revision import Revision, Revisions, Verdict
+from sluice_operator.service.revisions.canary_state import CanaryState
+from sluice_operator.service.revisions.revision import Revision, Revisions
 
 MAX_COMPLETE: Final = 5
 """Revisions to which a roll-out can be undone, the present one included."""
@@ -49,11 +50,11 @@ def plan_history(
     present: Revision,
     stable: Mapping[Role, str],
     written: Manifest | None,
-    verdict: Verdict | None = None,
+    canary: CanaryState | None = None,
 ) -> RevisionHistory:
     """The history once `present` is carried out. `stable`: the engines that are complete now or
-    were last; `written`: the present spec, where `present` is its revision; `verdict`: a new one
-    about its canary."""
+    were last; `written`: the present spec, where `present` is its revision; `canary`: its
+    canary with what was learnt since it was read."""
     live = next((revision for revision in there.all if revision.name == present.name), None)
     newest = next(there.newest_first, None)
     number = present.number if live is newest else there.next_number
@@ -71,7 +72,7 @@ def plan_history(
     after = replace(
         before,
         carried_out=True,
-        canary=replace(before.canary, verdict=verdict) if verdict else before.canary,
+        canary=canary or before.canary,
         complete=before.complete or (written is not None and _is_complete(service)),
         stable={role.value: name for role, name in sorted(stable.items())},
     )

@@ -13,9 +13,9 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, Literal, cast, get_args
+from typing import Final
 
 from pydantic.alias_generators import to_camel
 from sluice_contract.cluster import labels
@@ -30,6 +30,7 @@ from sluice_operator.delivery.resolved_model import spec_with_commit
 from sluice_operator.kube.kinds import CONTROLLER_REVISION, DEPLOYMENT, Manifest, of_kind
 from sluice_operator.manifests.engine import revision_of
 from sluice_operator.manifests.metadata import DESIRED_HASH, HISTORY, Owner, digest, note_of
+from sluice_operator.service.revisions.canary_state import FIRST_STEP, CanaryState, canary_state
 from sluice_operator.service.revisions.parts import (
     TIMES,
     asked_of,
@@ -106,31 +107,6 @@ class DecidedRouter:
     """Content of router.json."""
 
 
-Verdict = Literal["promoted", "aborted", "worse"]
-"""End of a canary: promoted to all requests, or ended by a person (aborted) or by the operator
-(worse)."""
-
-
-@dataclass(frozen=True)
-class CanaryState:
-    """How far the canary of a revision is."""
-
-    step: int = 0
-    """Index of its step."""
-    verdict: Verdict | None = None
-    """None while it has a share of requests."""
-    decision: int = 0
-    """Number of the person's decision that led here; 0: none has."""
-
-    def to_json_dict(self) -> Manifest:
-        """The fields that are set."""
-        return {key: value for key, value in asdict(self).items() if value}
-
-    def after(self, decision: CanaryState) -> CanaryState:
-        """The state once a person's last decision is carried out, which is done once."""
-        return decision if decision.decision > self.decision else self
-
-
 @dataclass(frozen=True)
 class State:
     """State of a revision, learnt since it was made."""
@@ -141,7 +117,7 @@ class State:
     """All of it was ready once; `sluice rollout undo` goes back only to complete revisions."""
     stable: Mapping[str, str] = field(default_factory=dict)
     """Revision of the engines that were complete last, by role."""
-    canary: CanaryState = CanaryState()
+    canary: CanaryState = FIRST_STEP
     spec: Manifest | None = None
     """Spec as carried out last, where numbers or other things that change no pod differ."""
 
@@ -168,7 +144,7 @@ class Revision:
     """All of it as it is stored, so that what another release has added stays."""
     state: State = State()
     made_at: str = ""
-    decision: CanaryState = CanaryState()
+    decision: CanaryState = FIRST_STEP
     """A person's last decision about its canary, which only a person writes."""
 
     @property
@@ -386,7 +362,7 @@ def _read(item: Manifest) -> Revision | None:
     number = noted.get("number")
     if not isinstance(number, int):
         number = item["revision"]
-    state, decision = _state_of(noted), _canary_state(_noted(item, DECISION))
+    state, decision = _state_of(noted), canary_state(_noted(item, DECISION))
     revision = Revision(name, number, item.get("data") or {}, state, made_at, decision)
     try:
         is_ours = bool(revision.made_of and revision.data["pinned"] and revision.router.image)
@@ -428,21 +404,9 @@ def _state_of(noted: Manifest) -> State:
         carried_out=noted.get("carriedOut") is True,
         complete=noted.get("complete") is True,
         stable={role: str(name) for role, name in names.items() if role in set(Role)},
-        canary=_canary_state(noted.get("canary")),
+        canary=canary_state(noted.get("canary")),
         spec=spec if isinstance(spec, dict) else None,
     )
-
-
-def _canary_state(noted: object) -> CanaryState:
-    """Canary's state from the readable part of an annotation."""
-    content = noted if isinstance(noted, dict) else {}
-    step, number = (
-        value if isinstance(value, int) and value > 0 else 0
-        for value in (content.get("step"), content.get("decision"))
-    )
-    verdict = content.get("verdict")
-    known = cast(Verdict, verdict) if verdict in get_args(Verdict) else None
-    return CanaryState(step, known, number)
 
 
 def _identity(spec: InferenceServiceSpec) -> Manifest:

@@ -1,22 +1,30 @@
 """Canaries: a new revision with a share of requests, and as many engines as the share takes, in
 addition to all engines of the stable one.
 
-Pure. The next step, the roll-out to all and the end are decided by a person, and recorded in the
-revision. The operator itself ends only engines that are not ready in time.
+Pure. The next step, the roll-out to all and the end are decided by the operator's judge (`trial`)
+or by a person, and recorded in the revision before anything follows from them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from sluice_contract.cluster.labels import CanaryShare, Role
 
 from sluice_operator.api.scaling import CanarySpec
-from sluice_operator.conditions.reasons import CANARY_ABORTED, CANARY_STEP
-from sluice_operator.service.revisions.revision import CanaryState
-from sluice_operator.service.rollout.in_place import HALTED
+from sluice_operator.conditions.reasons import (
+    AT_STEP,
+    CANARY_ABORTED,
+    CANARY_STALLED,
+    CANARY_STEP,
+    CANARY_WORSE,
+)
+from sluice_operator.kube.kinds import Manifest
+from sluice_operator.manifests.engine import revision_of
+from sluice_operator.scaled import Look
+from sluice_operator.service.revisions.canary_state import ENDED, CanaryState
 from sluice_operator.service.rollout.pairing import NO_PAIR
 from sluice_operator.service.rollout.surge import (
     ROLLING_OUT,
@@ -28,11 +36,13 @@ from sluice_operator.service.rollout.surge import (
     desired_pair,
     keep_serving,
 )
+from sluice_operator.service.rollout.trial import CanaryView, StepJudge, Trial
 
 AGAIN: Final = (
     "all requests go to the former revision; apply the former spec to end this, or "
     "`sluice rollout promote NAME` to try the new one again"
 )
+LATE: Final = "its engines were not ready in time"
 UNPAIRED: Final = "engines of the pools' new revisions cannot work together, so they get no request"
 
 
@@ -42,6 +52,28 @@ class Canary:
 
     spec: CanarySpec
     state: CanaryState
+    has_slo: bool = False
+    """Whether spec.slo promises a latency."""
+
+    @property
+    def judge(self) -> StepJudge:
+        """What judges the steps."""
+        return StepJudge(self.spec, self.has_slo)
+
+    def judged(
+        self, plan: Rollout, engines: Iterable[Manifest], looks: tuple[Look, ...]
+    ) -> Rollout:
+        """A plan of `plan`, with what is learnt of the canary now. `engines`: pods of every
+        revision; `looks`: answers of the routers."""
+        if not self.spec.is_judged or self.state.verdict is not None or plan.learnt:
+            return plan
+        changed = {share.revision for share in plan.canary.values()} - {*plan.stable.values()}
+        pods = tuple(pod for pod in engines if revision_of(pod) in changed)
+        is_reached = plan.reason in AT_STEP
+        view = CanaryView(plan.canary, pods, looks if is_reached else ())
+        after = self.judge.after(self.state, view)
+        learnt = None if after == self.state else after
+        return replace(plan, learnt=learnt, is_judged=is_reached)
 
     def is_open(self, pools: tuple[PoolState, ...], stable: Revisions) -> bool:
         """Whether the desired revisions have not got all requests yet. Always false where nothing
@@ -91,7 +123,7 @@ class Canary:
     @property
     def _ended(self) -> bool:
         """Whether the desired revisions get no request any more."""
-        return self.state.verdict in ("aborted", "worse")
+        return self.state.verdict in ENDED
 
     @property
     def _steps(self) -> list[int]:
@@ -120,28 +152,37 @@ class Canary:
         percent, canary = self._percent(changed), self._shares(pools, stable)
         counts = _counts(changed, shares, stable)
         keep_serving(pools, shares)
-        is_reached = percent == max(self._steps, default=0)
-        reason = CANARY_STEP if is_reached else ROLLING_OUT
-        plan = Rollout(shares, stable, reason, f"{self._step(percent)}: {counts}.", canary)
+        trial = Trial.of(self.state.learnt)
+        reason = self._reason(trial) if percent == max(self._steps, default=0) else ROLLING_OUT
+        plan = Rollout(shares, stable, reason, f"{self._step(percent, trial)}: {counts}.", canary)
         if self.state.verdict == "aborted":
             text = f"The canary was aborted: {AGAIN}."
             return replace(plan, reason=CANARY_ABORTED, message=text, is_ended=True)
         if self.state.verdict == "worse":
-            late = "Engines of the canary were not ready in time"
-            return replace(plan, reason=HALTED, message=f"{late}: {AGAIN}.", is_ended=True)
+            text = f"The canary is worse: {self.state.why}: {AGAIN}."
+            return replace(plan, reason=CANARY_WORSE, message=text, is_ended=True)
+        if self.state.verdict == "held":
+            text = f"The canary is worse, and stays: {self.state.why}. {plan.message}"
+            return replace(plan, reason=CANARY_WORSE, message=text)
         if self.spec.on_worse == "Halt" and any(pool.desired.is_late for pool in changed):
-            return replace(plan, verdict="worse")
+            return replace(plan, learnt=replace(self.state, verdict="worse", why=LATE))
         if not desired_pair(pools):
             return replace(plan, reason=NO_PAIR, message=f"{plan.message} {UNPAIRED}.")
         return plan
 
-    def _step(self, percent: int) -> str:
-        """The step, the share, and what comes next, for people."""
+    def _reason(self, trial: Trial) -> str:
+        """Reason while the canary has the share of its step."""
+        return CANARY_STALLED if self.judge.is_stalled(trial) else CANARY_STEP
+
+    def _step(self, percent: int, trial: Trial) -> str:
+        """The step, the share, what was counted, and what comes next, for people."""
         steps, number = self.spec.steps, max(1, len(self._steps))
         after = f"{steps[number]} %" if number < len(steps) else "all"
         step = f"Step {number} of {len(steps)}, {percent} % of requests go to the new revision"
         if percent != steps[number - 1]:
             return f"{step} until its engines for {steps[number - 1]} % are ready"
+        if self.judge.signals and self.state.verdict is None:
+            step += f", {self.judge.text(trial)}"
         return f"{step} (`sluice rollout promote`: {after}, `abort`: none)"
 
 

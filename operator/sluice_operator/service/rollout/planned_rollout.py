@@ -33,6 +33,7 @@ from sluice_operator.service.rollout.lent_gpus import announced_first, says_inte
 from sluice_operator.service.rollout.mode_switch import Former, are_awaited, plan_former
 from sluice_operator.service.rollout.revisions import pool_state, replaces_pods
 from sluice_operator.service.rollout.surge import Rollout, plan_rollout
+from sluice_operator.service.rollout.trial import promises_first_token
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,9 @@ def roll_out(
     is_open = canary is not None and canary.is_open(states, stable)
     plan = canary.plan if canary and is_open else _strategy(resolved)
     rollout = plan_within(states, stable, plan, budget)
-    if canary and not is_open:
+    if canary and is_open:
+        rollout = canary.judged(rollout, observed.engines, observed.looks)
+    elif canary:
         rollout = canary.with_shares(rollout, states, stable)
     waits = are_awaited(children, spec, states, former)
     before = resolved.revisions.router_of_other_mode(spec.mode)
@@ -113,7 +116,8 @@ def _canary(resolved: ResolvedService, former: tuple[Manifest, ...]) -> Canary |
     rollout = resolved.spec.rollout
     if rollout is None or rollout.canary is None or former:
         return None
-    return Canary(rollout.canary, resolved.revisions.canary_of(resolved.revision))
+    state = resolved.revisions.canary_of(resolved.revision)
+    return Canary(rollout.canary, state, promises_first_token(resolved.spec))
 
 
 def _pool(

@@ -19,7 +19,7 @@ from typing import Final
 
 from sluice_contract.cluster.labels import CanaryShare, Role
 
-from sluice_operator.service.revisions.revision import Verdict
+from sluice_operator.service.revisions.canary_state import CanaryState
 
 COMPLETE: Final = "Complete"
 WAITS_FOR_POOL: Final = "WaitsForPool"
@@ -107,10 +107,12 @@ class Rollout:
     message: str
     canary: Mapping[Role, CanaryShare] = field(default_factory=dict)
     """Share of requests for the desired revision, by pool; empty without a canary."""
-    verdict: Verdict | None = None
-    """Verdict about the canary to record, before an engine ends because of it."""
+    learnt: CanaryState | None = None
+    """The canary with what was learnt about it, to record before anything follows from it."""
     is_ended: bool = False
     """Whether the canary was aborted or found worse, so that the spec is not carried out."""
+    is_judged: bool = False
+    """Whether routers are to be asked what they count for the canary."""
 
 
 def plan_rollout(pools: tuple[PoolState, ...], stable: Revisions) -> Rollout:

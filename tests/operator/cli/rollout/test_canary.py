@@ -4,15 +4,12 @@ when the operator is killed meanwhile."""
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
-from sluice_contract.cluster.labels import CANARY, REVISION
+from sluice_contract.cluster.labels import CANARY
 from sluice_operator.cli.rollout.canary import (
-    Decide,
     NoCanaryError,
     all_requests,
-    decision,
     next_step,
     no_requests,
 )
@@ -28,76 +25,11 @@ from sluice_operator.kube.kinds import (
 )
 from sluice_operator.service.revisions.revision import DECISION, STATE
 
-from tests.operator.harness.memory_cluster import MemoryCluster, running
+from tests.operator.cli.rollout.person import STEPS, Decisions, Person, rolled
+from tests.operator.harness.memory_cluster import running
 from tests.operator.statuses import condition
 
 pytestmark = pytest.mark.process
-
-STEPS = {"canary": {"steps": [25, 50]}}
-
-
-class Decisions:
-    """Somebody with `sluice rollout` at a service."""
-
-    def __init__(self, cluster: MemoryCluster) -> None:
-        self.cluster = cluster
-
-    async def decides(
-        self, decide: Decide, restarts: bool = False, carried_out: bool = True
-    ) -> None:
-        session = Session(self.cluster.api, "default", "chat")  # type: ignore[arg-type]
-        items, service = await session.revisions(), await session.service()
-        revision, annotation, self.text = decision(service, items, decide)
-        (live,) = (item for item in items if item["metadata"]["name"] == revision)
-        await session.decide(live, annotation)
-        if restarts:
-            self.cluster.operator_starts()
-        if carried_out:
-            await self.cluster.reconciled()
-
-
-class Person(Decisions):
-    """Somebody at a service of one pool that is complete."""
-
-    def __init__(self, cluster: MemoryCluster) -> None:
-        super().__init__(cluster)
-        (self.former,) = self.engines
-
-    @property
-    def engines(self) -> dict[str, int]:
-        """By Deployment."""
-        items = self.cluster.api.objects.items()
-        return {
-            item["metadata"]["labels"][REVISION]: item["spec"]["replicas"]
-            for (kind, name), item in items
-            if kind is DEPLOYMENT and "-mixed-" in name
-        }
-
-    @property
-    def label(self) -> str | None:
-        labels = self.cluster.api.objects[SERVICE, "chat-mixed"]["metadata"]["labels"]
-        label: str | None = labels.get(CANARY)
-        return label
-
-    @property
-    def new(self) -> str:
-        return next(name for name in self.engines if name != self.former)
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        """Engines of the new and of the former revision."""
-        return self.engines[self.new], self.engines[self.former]
-
-    def progressing(self) -> tuple[str, str]:
-        progressing = condition(self.cluster.status, "Progressing")
-        return progressing["status"], progressing["reason"]
-
-
-async def rolled(**spec: Any) -> Person:
-    """A canary of four engines whose first step is reached."""
-    person = Person(await running(**{"replicas": 4, "rollout": STEPS} | spec))
-    await person.cluster.edited(engine={"chunkSize": 64})
-    return person
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -231,7 +163,7 @@ async def test_a_canary_whose_engines_are_late_is_halted_and_stays_so() -> None:
     person.cluster.is_late = person.cluster.is_down
     await person.cluster.reconciled()
     assert (person.counts, person.label) == ((0, 4), None)
-    assert person.progressing() == ("False", "RolloutHalted")
+    assert person.progressing() == ("False", "CanaryWorse")
     person.cluster.operator_starts()
     await person.cluster.reconciled()
     assert person.counts == (0, 4)

@@ -25,6 +25,9 @@ class Changes:
     async def pools(self) -> tuple[Manifest, ...]:
         return ()
 
+    async def revisions(self) -> tuple[Manifest, ...]:
+        return ()
+
 
 @pytest.mark.parametrize(("is_terminal", "bars"), [(True, 2), (False, 0)])
 async def test_in_a_terminal_each_change_has_a_bar(

@@ -13,8 +13,8 @@ from sluice_operator.cli.top.snapshot import ClusterReader, Snapshot
 from sluice_operator.kube.connection import TEXT, Request, Response
 from sluice_operator.kube.errors import ApiError, UnavailableError
 from sluice_operator.kube.kinds import Manifest
+from sluice_router.telemetry import RouterCounts, Telemetry
 from sluice_router.telemetry import RouterLoad as TelemetryLoad
-from sluice_router.telemetry import Telemetry
 
 from tests.operator.cli.top.recorded import NOW, load, pod, pool, service, service_load
 
@@ -33,7 +33,9 @@ def exposition(answered: int) -> Response:
         telemetry.first_byte(0.03, streams=True)
         telemetry.first_byte(9.0, streams=False)
         telemetry.completion_ended("answered")
-    return Response(200, telemetry.render([], {}, TelemetryLoad(0, 0, 0)).decode())
+    return Response(
+        200, telemetry.render([], RouterCounts({}, {}), TelemetryLoad(0, 0, 0)).decode()
+    )
 
 
 FORBIDDEN = Response(403, {"kind": "Status", "reason": "Forbidden", "message": "is forbidden"})

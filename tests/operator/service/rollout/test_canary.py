@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sluice_contract.cluster.labels import CanaryShare, Role
 from sluice_operator.api.scaling import CanarySpec
 from sluice_operator.service.report.progressing import SHOWN_ROLLOUTS
-from sluice_operator.service.revisions.revision import CanaryState, Verdict
+from sluice_operator.service.revisions.canary_state import CanaryState, Verdict
 from sluice_operator.service.rollout.canary import Canary
 from sluice_operator.service.rollout.gpu_budget import Budget, PodCounts, plan_within
 from sluice_operator.service.rollout.in_place import plan_in_place
@@ -72,7 +72,9 @@ def test_the_share_is_that_of_the_largest_step_whose_engines_are_ready(
     assert rollout.reason == ("CanaryStep" if percent == 50 else "RollingOut")
     text = f"Step 3 of 4, {percent} % of requests go to the new revision"
     until = " until its engines for 50 % are ready: "
-    assert rollout.message.startswith(text + (" (`" if percent == 50 else until))
+    assert rollout.message.startswith(
+        text + (", nothing is counted yet (`" if percent == 50 else until)
+    )
 
 
 def test_of_two_pools_the_share_waits_for_the_engines_of_both() -> None:
@@ -94,8 +96,9 @@ def test_a_complete_canary_of_a_single_engine_ends_nothing() -> None:
 
 def test_the_message_says_the_step_the_engines_and_what_comes_next() -> None:
     assert plan(canary(), 4, full("b", 1)).message == (
-        "Step 1 of 2, 25 % of requests go to the new revision (`sluice rollout promote`: 50 %, "
-        "`abort`: none): pool mixed: 1 of 1 engines of revision b ready, 4 of 4 of a."
+        "Step 1 of 2, 25 % of requests go to the new revision, nothing is counted yet "
+        "(`sluice rollout promote`: 50 %, `abort`: none): pool mixed: 1 of 1 engines of revision b "
+        "ready, 4 of 4 of a."
     )
     assert "`sluice rollout promote`: all" in plan(canary(step=1), 4, full("b", 2)).message
     fewer = plan(canary(step=4, steps=[10]), 4, full("b", 1))
@@ -114,7 +117,7 @@ def test_the_engines_of_a_canary_that_has_ended_go(verdict: Verdict) -> None:
     rollout = plan(canary(verdict=verdict), 4, full("b", 1))
     assert rollout.shares == {MIXED: {"b": 0, "a": 4}}
     assert rollout.canary == {MIXED: CanaryShare("b", "a", 0)}
-    assert rollout.reason == {"aborted": "CanaryAborted", "worse": "RolloutHalted"}[verdict]
+    assert rollout.reason == {"aborted": "CanaryAborted", "worse": "CanaryWorse"}[verdict]
     assert rollout.message.endswith(
         ": all requests go to the former revision; apply the former spec to end this, or "
         "`sluice rollout promote NAME` to try the new one again."
@@ -124,9 +127,10 @@ def test_the_engines_of_a_canary_that_has_ended_go(verdict: Verdict) -> None:
 def test_engines_that_are_late_end_the_canary_once_that_is_recorded() -> None:
     late = RolloutRevision("b", 1, is_late=True)
     rollout = plan(canary(), 4, late)
-    assert (rollout.verdict, rollout.shares) == ("worse", {MIXED: {"b": 1, "a": 4}})
-    assert plan(canary(on_worse="Hold"), 4, late).verdict is None
-    assert plan(canary(verdict="aborted"), 4, late).verdict is None
+    assert rollout.learnt == CanaryState(verdict="worse", why="its engines were not ready in time")
+    assert rollout.shares == {MIXED: {"b": 1, "a": 4}}
+    assert plan(canary(on_worse="Hold"), 4, late).learnt is None
+    assert plan(canary(verdict="aborted"), 4, late).learnt is None
 
 
 def test_there_is_no_canary_without_a_complete_revision_or_once_promoted() -> None:

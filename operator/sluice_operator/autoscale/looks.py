@@ -1,0 +1,68 @@
+"""Asks the routers of services with a canary what they count for it, every few seconds, also of
+services that are not scaled. The last answers are kept in memory; reconciles judge by them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from sluice_operator.autoscale.query import LoadQuery, look_of
+from sluice_operator.clock import Clock
+from sluice_operator.informer.keys import Key
+from sluice_operator.scaled import LOOKS, Look
+
+LOOK_SECONDS: Final = 10.0
+LOOKS_PER_RECONCILE: Final = 3
+"""The service is reconciled after the first look, and after so many more."""
+
+
+@dataclass
+class _Canary:
+    routers: tuple[str, ...]
+    count: int = 0
+    """How often its routers were asked."""
+    looks: deque[Look] = field(default_factory=lambda: deque(maxlen=LOOKS))
+
+
+class CanaryLoop:
+    """Looks at every canary that is to be judged; implements `CanaryLooks`."""
+
+    def __init__(self, query: LoadQuery, changed: Callable[[Key], None], clock: Clock) -> None:
+        """`changed`: called with a service that has looks to judge by."""
+        self._query = query
+        self._changed = changed
+        self._clock = clock
+        self._canaries: dict[Key, _Canary] = {}
+
+    async def run(self) -> None:
+        """Looks until it is cancelled."""
+        while True:
+            await self._clock.sleep(LOOK_SECONDS)
+            await self.look()
+
+    async def look(self) -> None:
+        """One look at every canary, all at the same time."""
+        await asyncio.gather(*(self._look(*item) for item in self._canaries.items()))
+
+    def follow(self, key: Key, routers: tuple[str, ...]) -> None:
+        """Notes the routers to ask; see `CanaryLooks`."""
+        if not routers:
+            self._canaries.pop(key, None)
+        else:
+            self._canaries.setdefault(key, _Canary(routers)).routers = routers
+
+    def last_looks(self, key: Key) -> tuple[Look, ...]:
+        """The last looks; see `CanaryLooks`."""
+        canary = self._canaries.get(key)
+        return tuple(canary.looks) if canary else ()
+
+    async def _look(self, key: Key, canary: _Canary) -> None:
+        loads = await self._query(canary.routers)
+        canary.looks.append(look_of(loads, self._clock.now()))
+        if canary.count % LOOKS_PER_RECONCILE == 0:
+            self._changed(key)
+        canary.count += 1

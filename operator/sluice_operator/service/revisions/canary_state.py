@@ -1,0 +1,78 @@
+"""How far the canary of a revision is: a part of the revision's annotation `state`.
+
+Pure. What was learnt in a step is kept as it was written; `service.rollout.trial` reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final, Literal, cast, get_args
+
+from sluice_operator.kube.kinds import Manifest
+
+Verdict = Literal["promoted", "aborted", "worse", "held"]
+"""End of a canary's steps. Promoted: to all requests. Aborted by a person, or found worse by the
+operator: it gets no request. Held: found worse, and stays where it is until a person decides."""
+ENDED: Final = frozenset({"aborted", "worse"})
+"""Verdicts after which a revision gets no request any more."""
+
+
+@dataclass(frozen=True)
+class CanaryState:
+    """How far the canary of a revision is."""
+
+    step: int = 0
+    """Index of its step."""
+    verdict: Verdict | None = None
+    """None while its steps go on."""
+    decision: int = 0
+    """Number of the person's decision that led here; 0: none has."""
+    why: str = ""
+    """The numbers by which the operator decided last, for people."""
+    learnt: Mapping[str, Any] = field(default_factory=dict)
+    """What was learnt in the step, as JSON."""
+
+    def to_json_dict(self) -> Manifest:
+        """The fields that are set."""
+        return {key: value for key, value in asdict(self).items() if value}
+
+    def after(self, decision: CanaryState) -> CanaryState:
+        """The state once a person's last decision is carried out, which is done once. It begins a
+        step, but counts of routers go on."""
+        if decision.decision <= self.decision:
+            return self
+        return replace(decision, learnt=_counts_that_go_on(self.learnt))
+
+    def next_step(self, steps: int) -> CanaryState:
+        """The state at the next one of so many steps, or promoted after the last one."""
+        if self.step + 1 >= steps:
+            return replace(self, verdict="promoted", why="")
+        learnt = _counts_that_go_on(self.learnt)
+        return replace(self, step=self.step + 1, verdict=None, why="", learnt=learnt)
+
+
+FIRST_STEP: Final = CanaryState()
+
+
+def canary_state(noted: object) -> CanaryState:
+    """Canary's state from the readable part of an annotation."""
+    content = noted if isinstance(noted, dict) else {}
+    step, number = (
+        value if isinstance(value, int) and value > 0 else 0
+        for value in (content.get("step"), content.get("decision"))
+    )
+    verdict, why, learnt = (content.get(key) for key in ("verdict", "why", "learnt"))
+    known = cast(Verdict, verdict) if verdict in get_args(Verdict) else None
+    return CanaryState(
+        step,
+        known,
+        number,
+        why if isinstance(why, str) else "",
+        learnt if isinstance(learnt, dict) else {},
+    )
+
+
+def _counts_that_go_on(learnt: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Counts of routers as they were read last: what they count later belongs to the next step."""
+    return {key: learnt[key] for key in ("seen",) if key in learnt}

@@ -1,0 +1,174 @@
+"""The operator judges canaries: engines, shares, state and events, also when it is killed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sluice_contract.wire.load import CanaryCounts
+from sluice_operator.cli.rollout.canary import next_step, no_requests
+from sluice_operator.cli.rollout.progress import as_text
+from sluice_operator.cli.rollout.session import Session
+from sluice_operator.kube.kinds import ENGINE_POOL, INFERENCE_SERVICE
+
+from tests.operator.cli.rollout.person import Person, rolled
+from tests.operator.service.rollout.canary_world import counts, look
+from tests.operator.statuses import condition
+
+pytestmark = pytest.mark.process
+
+JUDGED: dict[str, Any] = {"canary": {"steps": [25, 50], "minutes": 1}}
+MANY = 20_000
+
+
+class Watched(Person):
+    """Somebody who leaves a canary to the operator."""
+
+    minutes = 0
+
+    @classmethod
+    async def rolled(cls, **canary: Any) -> Watched:
+        rollout = {"canary": JUDGED["canary"] | canary}
+        watched = cls((await rolled(rollout=rollout)).cluster)
+        watched.former = next(name for name, count in watched.engines.items() if count == 4)
+        return watched
+
+    def __init__(self, cluster: Any) -> None:
+        self.cluster = cluster
+
+    async def looks(self, new: tuple[int, int], former: tuple[int, int]) -> None:
+        """A minute later a router has counted so much, and the operator looks at it."""
+        names = {"revision": self.new, "former": self.former}
+        answer: CanaryCounts = counts(new, former, **names)
+        self.cluster.looks.answers = (look(self.minutes, answer),)
+        self.minutes += 1
+        await self.cluster.reconciled()
+
+    def notes(self, reason: str) -> list[str]:
+        return [e["note"] for e in self.cluster.api.events if e["reason"] == reason]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+async def test_an_equal_revision_is_promoted_step_by_step_without_a_person(killed: bool) -> None:
+    watched = await Watched.rolled()
+    assert watched.cluster.looks.routers
+    for minute, (shares, label) in enumerate([((1, 4), 25), ((2, 4), 50)]):
+        number = (minute + 1) * MANY
+        await watched.looks((number, number // 1000), (3 * number, 3 * number // 1000))
+        if killed:
+            watched.cluster.operator_starts()
+            await watched.cluster.reconciled()
+        assert (watched.counts, watched.label) == (
+            shares, f"{watched.new}.{watched.former}.{label}",
+        )  # fmt: skip
+    new = watched.new
+    await watched.looks((5 * MANY, 100), (15 * MANY, 300))
+    assert (watched.engines, watched.label) == ({new: 4}, None)
+    assert watched.cluster.looks.routers == (), "there is nothing to judge"
+    assert [note[:15] for note in watched.notes("CanarySame")] == [
+        "Step 1 is over:",
+        "Step 2 is over:",
+    ]
+    assert "errors 0.1 % against 0.1 %" in watched.notes("CanarySame")[0]
+
+
+async def test_a_revision_with_errors_is_halted_and_stays_so_until_it_is_promoted() -> None:
+    watched = await Watched.rolled()
+    await watched.looks((0, 0), (0, 0))
+    await watched.looks((640, 32), (2560, 3))
+    assert (watched.counts, watched.label) == ((0, 4), None)
+    assert watched.progressing() == ("False", "CanaryWorse")
+    (note,) = watched.notes("CanaryWorse")
+    assert "The canary is worse: errors 5.0 % against 0.1 %: all requests go to the" in note
+    watched.cluster.operator_starts()
+    await watched.cluster.reconciled()
+    assert watched.counts == (0, 4)
+    await watched.decides(next_step)
+    assert watched.text.startswith("tried again: step 1 of 2")
+    assert (watched.counts, watched.progressing()) == ((1, 4), ("True", "CanaryStep"))
+
+
+async def test_a_worse_revision_that_is_held_stays_where_it_is() -> None:
+    watched = await Watched.rolled(onWorse="Hold")
+    await watched.looks((0, 0), (0, 0))
+    await watched.looks((640, 32), (2560, 3))
+    label = f"{watched.new}.{watched.former}.25"
+    assert (watched.counts, watched.label) == ((1, 4), label)
+    assert watched.progressing() == ("False", "CanaryWorse")
+    assert watched.notes("CanaryWorse")[0] == "It stays: errors 5.0 % against 0.1 %"
+    await watched.looks((MANY, 32), (3 * MANY, 90))
+    assert watched.label == label, "no further step by itself"
+    await watched.decides(next_step)
+    assert (watched.counts, watched.progressing()) == ((2, 4), ("True", "CanaryStep"))
+
+
+async def test_engines_that_end_twice_halt_a_canary_also_in_a_second_try() -> None:
+    watched = await Watched.rolled()
+    for _ in range(2):
+        watched.cluster.restarts = lambda name: 2 * (watched.former not in name)
+        await watched.cluster.reconciled()
+        assert watched.counts == (0, 4)
+        assert "-0 has ended 2 times" in watched.state.why
+        watched.cluster.restarts = lambda name: 0
+        await watched.decides(next_step)
+        assert watched.counts == (1, 4), "tried again"
+
+
+async def test_a_persons_decision_wins() -> None:
+    watched = await Watched.rolled()
+    await watched.looks((0, 0), (0, 0))
+    await watched.decides(no_requests, carried_out=False)
+    await watched.looks((MANY, 20), (3 * MANY, 60))
+    assert (watched.counts, watched.state.verdict) == ((0, 4), "aborted")
+    assert watched.notes("CanarySame") == []
+
+
+async def test_a_lost_status_and_a_second_run_change_nothing() -> None:
+    watched = await Watched.rolled()
+    await watched.looks((0, 0), (0, 0))
+    await watched.looks((100, 0), (300, 0))
+    state, before = watched.state, (watched.engines, watched.label)
+    for place in ((INFERENCE_SERVICE, "chat"), (ENGINE_POOL, "chat-mixed")):
+        watched.cluster.api.objects[place]["status"] = {}
+    watched.cluster.operator_starts()
+    await watched.cluster.reconciled()
+    assert (watched.state, (watched.engines, watched.label)) == (state, before)
+    text = condition(watched.cluster.status, "Progressing")["message"]
+    assert "100 of about" in text
+    assert "errors 0.0 % against 0.0 %; 1 of 1 minutes" in text
+    writes = len(watched.cluster.api.writes)
+    await watched.cluster.reconciled()
+    assert len(watched.cluster.api.writes) == writes
+
+
+async def test_without_requests_a_canary_stalls_and_goes_on_with_them() -> None:
+    watched = await Watched.rolled()
+    for _ in range(11):
+        await watched.looks((0, 0), (0, 0))
+    assert watched.progressing() == ("True", "CanaryStalled")
+    assert watched.counts == (1, 4)
+    await watched.looks((MANY, 20), (3 * MANY, 60))
+    assert watched.progressing() == ("True", "CanaryStep")
+    assert watched.counts == (2, 4)
+
+
+async def test_no_router_is_asked_where_a_person_judges() -> None:
+    watched = await Watched.rolled(minutes=None, judge={"errors": False, "slo": False})
+    assert watched.progressing() == ("True", "CanaryStep")
+    assert watched.cluster.looks.routers == ()
+    await watched.looks((MANY, 20_000), (3 * MANY, 0))
+    assert (watched.counts, watched.state.learnt) == ((1, 4), {})
+
+
+async def test_status_shows_each_signal_with_a_bar() -> None:
+    watched = await Watched.rolled(minutes=2)
+    await watched.looks((0, 0), (0, 0))
+    await watched.looks((1000, 10), (3000, 30))
+    session = Session(watched.cluster.api, "default", "chat")  # type: ignore[arg-type]
+    service, pools = await session.service(), await session.pools()
+    lines = as_text(service, pools, await session.revisions()).splitlines()
+    errors, time = lines[-2:]
+    assert errors.startswith("  errors   ━")
+    assert "·" in errors
+    assert errors.endswith(" trials: errors 1.0 % against 1.0 %")
+    assert time == f"  time     {'━' * 16}{'·' * 16} 1 of 2 minutes"

@@ -1,0 +1,28 @@
+"""The state of a canary after a person's decision, and at its next step."""
+
+from __future__ import annotations
+
+import pytest
+from sluice_operator.service.revisions.canary_state import CanaryState, canary_state
+
+LEARNT = {"seen": {"r1": [1, 2]}, "began": "2026-01-02T03:04:05Z", "pods": {}}
+
+
+def test_a_decision_begins_a_step_and_counts_of_routers_go_on() -> None:
+    state = CanaryState(1, "worse", 3, "errors", LEARNT)
+    assert state.after(CanaryState(decision=3)) is state, "carried out already"
+    tried = state.after(CanaryState(decision=4))
+    assert tried == CanaryState(decision=4, learnt={"seen": {"r1": [1, 2]}})
+
+
+def test_the_last_step_is_followed_by_all_requests() -> None:
+    state = CanaryState(0, "held", 3, "errors", LEARNT)
+    assert state.next_step(2) == CanaryState(1, None, 3, learnt={"seen": {"r1": [1, 2]}})
+    assert state.next_step(1).verdict == "promoted"
+
+
+@pytest.mark.parametrize(
+    "broken", [[], {"why": 1}, {"learnt": [1]}, {"verdict": "better"}, {"step": -1}]
+)
+def test_an_unreadable_part_is_left_out(broken: object) -> None:
+    assert canary_state(broken) == CanaryState()

@@ -1,0 +1,419 @@
+"""Trials of a canary: which attempts count, on which side, and how often."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from http import HTTPStatus
+from types import FrameType, SimpleNamespace
+from typing import Any, get_args
+
+import aiohttp
+import pytest
+from aiohttp import web
+from sluice_contract.cluster.labels import CanaryShare
+from sluice_contract.http_heads import ROUTING_KEY_HEADER
+from sluice_contract.wire.load import CanaryCounts, ServiceLoad, TrialCounts
+from sluice_router import trials
+from sluice_router.canary import goes_to_new, key_of
+from sluice_router.errors import (
+    NOT_A_TRIAL,
+    AttemptFailedError,
+    EngineFailedError,
+    RetryReason,
+    fails_trial,
+)
+from sluice_router.lifecycle import Lifecycle
+from sluice_router.trials import MINUTE_SECONDS
+
+from tests.patience import PATIENCE_SECONDS
+from tests.router import fakes, test_canary
+from tests.router.test_canary import CHAT, MIXED, call, labelled, turns
+from tests.router.test_service import slice_of
+
+
+def session_key(session: str) -> bytes:
+    return key_of(call(**{ROUTING_KEY_HEADER: session}))
+
+
+SHARES = {MIXED: CanaryShare("new", "former", 50)}
+NEW, FORMER = (
+    next(
+        s
+        for s in map(str, range(99))
+        if goes_to_new(SHARES, key_of(call(**{ROUTING_KEY_HEADER: s}))) is new
+    )
+    for new in (True, False)
+)
+"""A session of each side."""
+NAMES = ("trials", "failed", "late", "timed")
+NONE = TrialCounts()
+FAILS: dict[RetryReason, bool] = {
+    "connect": True,
+    "broken": True,
+    "unavailable": False,
+    "queue_full": False,
+    "uncompiled": True,
+    "out_of_memory": True,
+    "prefill": True,
+    "prefill_unavailable": False,
+    "mismatch": False,
+    "signature": False,
+    "other_key": True,
+    "slow_client": False,
+    "handed_back": False,
+}
+
+
+class Clock:
+    """A clock that only the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 10 * MINUTE_SECONDS
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Service:
+    """A router in front of one engine of each revision, with a clock of the test's."""
+
+    canary: test_canary.Canary
+    clock: Clock
+    before: tuple[TrialCounts, TrialCounts] = (TrialCounts(), TrialCounts())
+
+    @property
+    def former(self) -> fakes.FakeEngine:
+        return self.canary.engines[0]
+
+    @property
+    def new(self) -> fakes.FakeEngine:
+        return self.canary.engines[1]
+
+    async def ask(self, session: str, path: str = CHAT) -> int:
+        """Status of an answer that is read to its end."""
+        async with self.asking(session, path) as answer:
+            with suppress(aiohttp.ClientPayloadError):
+                await answer.read()
+            return answer.status
+
+    @asynccontextmanager
+    async def asking(self, session: str, path: str = CHAT) -> AsyncIterator[aiohttp.ClientResponse]:
+        headers, body = {ROUTING_KEY_HEADER: session}, json.dumps(turns("hello"))
+        url = self.canary.router.url + path
+        async with self.canary.client.post(url, data=body, headers=headers) as answer:
+            yield answer
+
+    async def counts(self) -> CanaryCounts | None:
+        """What `/load` states."""
+        async with self.canary.client.get(self.canary.router.metrics_url + "/load") as answer:
+            return ServiceLoad.model_validate_json(await answer.read()).canary
+
+    async def closed(self) -> tuple[TrialCounts, TrialCounts]:
+        """Trials of the new and the former revision in this minute, which ends."""
+        self.clock.now += MINUTE_SECONDS
+        counts = await self.counts()
+        assert counts is not None
+        before, self.before = self.before, (counts.new, counts.old)
+        return (
+            TrialCounts(**{n: getattr(counts.new, n) - getattr(before[0], n) for n in NAMES}),
+            TrialCounts(**{n: getattr(counts.old, n) - getattr(before[1], n) for n in NAMES}),
+        )
+
+    async def metric(self) -> dict[tuple[str, str], int]:
+        async with self.canary.client.get(self.canary.router.metrics_url + "/metrics") as answer:
+            text = await answer.text()
+        rows = re.findall(r'canary_trials_total{outcome="(\w+)",side="(\w+)"} (\d+)', text)
+        return {(side, outcome): int(count) for outcome, side, count in rows}
+
+    def label(self, label: str) -> None:
+        for name, each in zip(("former", "new-1"), self.canary.engines, strict=True):
+            self.canary.kube.put(labelled(slice_of(name, each, ready=True), label))
+
+    async def until(self, revisions: tuple[str, str]) -> CanaryCounts:
+        """The counts once the router follows this pair."""
+        for _ in range(int(PATIENCE_SECONDS * 100)):
+            counts = await self.counts()
+            if counts is not None and (counts.revision, counts.former) == revisions:
+                return counts
+            await asyncio.sleep(0.01)
+        raise AssertionError(f"{revisions} never come")
+
+
+@asynccontextmanager
+async def service(
+    monkeypatch: pytest.MonkeyPatch, slo_ttft_seconds: float | None = None
+) -> AsyncIterator[Service]:
+    clock = Clock()
+    monkeypatch.setattr(
+        "sluice_router.serve.time", SimpleNamespace(monotonic=clock, time=time.time)
+    )
+    async with test_canary.canary(monkeypatch, 50) as canary:
+        service = Service(canary, clock)
+        if slo_ttft_seconds is not None:
+            changes = {"slo_ttft_seconds": slo_ttft_seconds}
+            service.new.load = service.new.load.model_copy(update=changes)
+            for _ in range(2):  # the second question follows the first answer
+                service.new.polled.clear()
+                await service.new.polled.wait()
+        for session, each in ((NEW, service.new), (FORMER, service.former)):
+            await canary.asked_until(session, each.url)
+        await service.closed()
+        yield service
+
+
+async def refuses_body(engine: fakes.FakeEngine, request: web.Request) -> web.StreamResponse:
+    return web.json_response({"error": {"code": "invalid_value"}}, status=400)
+
+
+async def ends_without_done(engine: fakes.FakeEngine, request: web.Request) -> web.StreamResponse:
+    response = await fakes.start_stream(request)
+    await response.write(fakes.EVENT % 0)
+    return response
+
+
+GOOD, BAD = TrialCounts(trials=1), TrialCounts(trials=1, failed=1)
+ENDINGS: dict[str, tuple[fakes.Behaviour, TrialCounts]] = {
+    "whole": (fakes.answers_json, GOOD),
+    "stream": (fakes.streams, GOOD),
+    "400": (refuses_body, NONE),
+    "429": (fakes.refuses(429, code="queue_full"), NONE),
+    "429 of a tenant": (fakes.refuses(429, code="tenant_full"), NONE),
+    "500": (fakes.refuses(500), BAD),
+    "502": (fakes.refuses(502), BAD),
+    "503": (fakes.refuses(503, code="unavailable"), NONE),
+    "503 of a dead engine": (fakes.refuses(503, code="engine_died"), BAD),
+    "503 without memory": (fakes.refuses(503, code="out_of_memory"), BAD),
+    "504": (fakes.refuses(504), BAD),
+    "no answer": (fakes.dies_before_answer, BAD),
+    "cut": (ends_without_done, BAD),
+    "generation_failed": (fakes.ends_with_error(b'{"code":"generation_failed"}'), BAD),
+    "drains": (fakes.ends_with_error(b'{"code":"unavailable"}'), NONE),
+    "too long": (fakes.ends_with_error(b'{"type":"invalid_request_error"}'), NONE),
+}
+"""Ends of an answer, and the trial of each."""
+
+
+async def test_an_attempt_counts_by_how_the_engine_ended_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where the former revision has answered in its stead, which counts nowhere."""
+    async with service(monkeypatch) as running:
+        for name, (behave, trial) in ENDINGS.items():
+            running.new.behave, asked = behave, len(running.new.calls)
+            await running.ask(NEW)
+            assert len(running.new.calls) == asked + 1, name
+            assert await running.closed() == (trial, NONE), name
+        await running.ask(FORMER)
+        assert await running.closed() == (NONE, GOOD)
+
+
+def test_each_reason_of_a_failure_is_a_trial_or_none() -> None:
+    assert FAILS.keys() == set(get_args(RetryReason))
+    assert FAILS.keys() >= NOT_A_TRIAL
+    for reason, fails in FAILS.items():
+        assert fails_trial(AttemptFailedError(reason, EngineFailedError("x"))) is fails, reason
+
+
+async def test_requests_of_a_key_are_one_trial_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with service(monkeypatch) as running:
+        for behave in (fakes.answers_json, fakes.refuses(500), fakes.answers_json):
+            running.new.behave = behave
+            await running.ask(NEW)
+            await running.ask(FORMER)
+        assert await running.counts() == await running.counts()
+        assert await running.closed() == (BAD, GOOD)
+        await running.ask(NEW)
+        assert await running.closed() == (GOOD, NONE)
+        assert await running.closed() == (NONE, NONE)
+
+
+async def test_a_retry_is_no_trial_of_either_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with service(monkeypatch) as running:
+        for session, trials in ((FORMER, (NONE, BAD)), (NEW, (BAD, NONE))):
+            asked = [len(engine.calls) for engine in running.canary.engines]
+            for engine in running.canary.engines:
+                engine.behave = fakes.dies_before_answer
+            assert await running.ask(session) == HTTPStatus.BAD_GATEWAY
+            assert [len(engine.calls) - 1 for engine in running.canary.engines] == asked
+            assert await running.closed() == trials
+
+
+async def test_an_attempt_at_the_other_revision_is_no_trial(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with service(monkeypatch) as running:
+        away = labelled(slice_of("former", running.former, ready=False), "new.former.50")
+        running.canary.kube.put(away)
+        await running.canary.asked_until(FORMER, running.new.url)
+        await running.closed()
+        await running.ask(FORMER)
+        assert await running.closed() == (NONE, NONE)
+
+
+async def test_counters_state_the_trials_by_side_and_outcome(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with service(monkeypatch) as running:
+        before = await running.metric()
+        running.new.behave = fakes.refuses(500)
+        await running.ask(NEW)
+        assert await running.metric() == before, "the minute is open"
+        running.clock.now += MINUTE_SECONDS
+        for _ in range(2):
+            after = await running.metric()
+            assert after[("new", "failed")] == before[("new", "failed")] + 1
+        assert after[("former", "answered")] == before[("former", "answered")]
+
+
+async def test_other_revisions_begin_at_zero_and_another_percent_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with service(monkeypatch) as running:
+        first = await running.until(("new", "former"))
+        running.label("new.former.51")
+        await running.ask(NEW)
+        await running.closed()
+        second = await running.until(("new", "former"))
+        assert second.epoch == first.epoch
+        assert second.new.trials == first.new.trials + 1
+        running.label("former.new.50")
+        third = await running.until(("former", "new"))
+        assert third.epoch != second.epoch
+        assert (third.new, third.old) == (NONE, NONE)
+        running.label("former.former.0")
+        await running.canary.asked_until(NEW, running.former.url)
+        assert await running.counts() is None
+
+
+async def test_a_client_that_leaves_is_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with service(monkeypatch) as running:
+        for behave in (fakes.hangs, fakes.hangs_in_stream):
+            running.new.behave = behave
+            running.new.asked.clear()
+            running.new.aborted.clear()
+            asking = asyncio.create_task(running.ask(NEW))
+            await running.new.asked.wait()
+            asking.cancel()
+            await running.new.aborted.wait()
+        assert await running.closed() == (NONE, NONE)
+
+
+async def test_a_request_that_takes_too_long_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with service(monkeypatch) as running:
+        monkeypatch.setattr(Lifecycle, "request", _brief(Lifecycle.request))
+        for behave in (fakes.hangs, fakes.hangs_in_stream):
+            running.new.behave = behave
+            await running.ask(NEW)
+            assert await running.closed() == (BAD, NONE)
+
+
+def _brief(request: Any) -> Any:
+    """Requests that may take a hundredth of a second."""
+
+    def brief(lifecycle: Lifecycle) -> Any:
+        lifecycle._request_timeout_seconds = 0.01
+        return request(lifecycle)
+
+    return brief
+
+
+@pytest.mark.parametrize(("seconds", "late"), [(0.5, 0), (0.6, 1)])
+async def test_a_first_token_is_late_by_the_slo_of_the_new_revision(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, late: int
+) -> None:
+    """On both sides; the rest of the answer may take its time."""
+
+    async def slow(engine: fakes.FakeEngine, request: web.Request) -> web.StreamResponse:
+        running.clock.now += seconds
+        return await fakes.streams_when_let(engine, request)
+
+    async with service(monkeypatch, slo_ttft_seconds=0.5) as running:
+        trial = TrialCounts(trials=1, late=late, timed=1)
+        expected = {NEW: (trial, NONE), FORMER: (NONE, trial)}
+        for each, session in ((running.new, NEW), (running.former, FORMER)):
+            each.behave = slow
+            async with running.asking(session) as answer:
+                await answer.content.readany()
+                assert await running.closed() == (NONE, NONE), "it ends in the next minute"
+                each.gate.set()
+                await answer.read()
+            assert await running.closed() == expected[session]
+
+
+async def test_a_client_that_waited_too_long_has_left_a_late_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The answer neither failed nor not, so of errors it is no trial."""
+    async with service(monkeypatch, slo_ttft_seconds=0.5) as running:
+        running.new.behave = fakes.hangs
+        running.new.asked.clear()
+        asking = asyncio.create_task(running.ask(NEW))
+        await running.new.asked.wait()
+        running.clock.now += 0.6
+        asking.cancel()
+        await running.new.aborted.wait()
+        assert await running.closed() == (TrialCounts(late=1, timed=1), NONE)
+
+
+async def test_an_answer_that_is_not_streamed_has_no_time_to_first_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with service(monkeypatch, slo_ttft_seconds=0.5) as running:
+        await running.ask(NEW)
+        assert await running.closed() == (GOOD, NONE)
+
+
+async def test_what_computes_no_prompt_is_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with service(monkeypatch) as running:
+        await running.ask(NEW, "/tokenize")
+        assert await running.closed() == (NONE, NONE)
+
+
+async def test_an_event_costs_nothing_and_a_router_without_a_canary_counts_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Calls into the module, counted while answers of few and of many events pass."""
+
+    def events(number: int) -> fakes.Behaviour:
+        async def behave(engine: fakes.FakeEngine, request: web.Request) -> web.StreamResponse:
+            response = await fakes.start_stream(request)
+            for event in range(number):
+                await response.write(fakes.EVENT % event)
+                await asyncio.sleep(0)
+            await response.write(fakes.DONE)
+            return response
+
+        return behave
+
+    calls = 0
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        nonlocal calls
+        calls += event == "call" and frame.f_code.co_filename == trials.__file__
+
+    async def calls_of(number: int, url: str) -> int:
+        nonlocal calls
+        running.new.behave, calls = events(number), 0
+        sys.setprofile(count)
+        try:
+            headers, body = {ROUTING_KEY_HEADER: NEW}, json.dumps(turns("hello"))
+            async with client.post(url + CHAT, data=body, headers=headers) as answer:
+                assert (await answer.read()).count(b"data:") == number + 1
+        finally:
+            sys.setprofile(None)
+        return calls
+
+    async with service(monkeypatch) as running, aiohttp.ClientSession() as client:
+        few = await calls_of(2, running.canary.router.url)
+        assert few > 0
+        assert await calls_of(40, running.canary.router.url) == few
+        async with fakes.running_router(running.new.url) as plain:
+            assert await calls_of(2, plain.url) == 0
