@@ -6,7 +6,7 @@ the second, but for the time that an engine needs to start. The application deve
 does not retry, gets every answer, and no engine computes one in vain.
 
 **The engines** are real ones of the small model, whose steps take STEP_SECONDS
-(`e2e/paced_engine.py`), so an engine holds ROWS answers for some ANSWER_BYTES steps."""
+(`e2e/altered_engine.py`), so an engine holds ROWS answers for some ANSWER_BYTES steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from e2e.cluster.provider import Cluster
 from e2e.kubectl import Kubectl
 from e2e.model.tasks import COPY_HEADER, make_prompt
 from e2e.reach import reach
-from e2e.stories.paced import pace_in_config_map, paced_template
+from e2e.stories.altered import altered_in_config_map, paced_template
 from e2e.stories.pods import Pod, load_report, metric, pods, poll, watched_ready_times
 from e2e.stories.ramp import Answer, ask, client_of
 from e2e.stories.scaled import Scaled
@@ -149,7 +149,7 @@ FORMS: Final = [
 def burst(kubectl: Kubectl, role: Role, routers: int) -> Iterator[Burst]:
     burst = Burst(kubectl, f"burst-{role}-{routers}", role)
     service = burst.scaled.service
-    with pace_in_config_map(kubectl, CONFIG_MAP):
+    with altered_in_config_map(kubectl, CONFIG_MAP):
         service.apply(burst_service(service.name, role, routers))
         service.wait_for("Updated", "True")
         yield burst

@@ -13,7 +13,7 @@ and at each second the pool is asked for at most one engine more than the plan. 
 the plan leaves out the last minute.
 
 **The engines** are real ones of the small model, whose steps take as long as a larger model's on an
-accelerator (`e2e/paced_engine.py`). So an answer takes ANSWER_SECONDS on any machine with
+accelerator (`e2e/altered_engine.py`). So an answer takes ANSWER_SECONDS on any machine with
 two processors, and an engine has answers for ROWS / ANSWER_SECONDS requests a second."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import pytest
 from e2e.cluster.provider import Cluster
 from e2e.kubectl import Kubectl
 from e2e.reach import reach
-from e2e.stories.paced import pace_in_config_map, paced_template
+from e2e.stories.altered import altered_in_config_map, paced_template
 from e2e.stories.ramp import Answer, Hindsight, Ramp, Sizes, answers, size_at
 from e2e.stories.scaled import Scaled
 from e2e.stories.service import NAMESPACE, chat_service, scaled_between, unix_seconds
@@ -70,7 +70,7 @@ def ramp_service() -> dict[str, Any]:
 def scaled(kubectl: Kubectl) -> Iterator[Scaled]:
     """The service with one engine, and the ConfigMap that paces its engines."""
     scaled = Scaled(kubectl, NAME)
-    with pace_in_config_map(kubectl, NAME):
+    with altered_in_config_map(kubectl, NAME):
         scaled.service.apply(ramp_service())
         scaled.service.wait_for("Updated", "True")
         yield scaled
