@@ -16,4 +16,6 @@ _ALL: Final = sorted(
     | RECORDED.keys()
 )
 OF_OPERATOR: Final = [expr for expr in _ALL if any(name in expr for name in _OPERATORS)]
-OF_SERVICE: Final = [expr for expr in _ALL if expr not in OF_OPERATOR]
+_CANARY: Final = "sluice_router_canary_"
+"""How metrics begin that routers have while pools' Services have a canary's label."""
+OF_SERVICE: Final = [expr for expr in _ALL if expr not in OF_OPERATOR and _CANARY not in expr]
