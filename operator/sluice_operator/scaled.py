@@ -206,12 +206,15 @@ LOOKS: Final = 11
 
 @dataclass(frozen=True)
 class Look:
-    """What the routers of a service answered at one moment, without routers that did not answer."""
+    """What the routers of a service answered at one moment."""
 
     time: datetime
     counts: tuple[CanaryCounts, ...]
     """One for each router that counts for a canary."""
     engines: tuple[EngineSample, ...]
+    asked: int
+    """Routers that were asked."""
+    answered: int
 
 
 class CanaryLooks(Protocol):

@@ -16,15 +16,11 @@ from sluice_operator.informer.keys import Key
 from sluice_operator.scaled import LOOKS, Look
 
 LOOK_SECONDS: Final = 10.0
-LOOKS_PER_RECONCILE: Final = 3
-"""The service is reconciled after the first look, and after so many more."""
 
 
 @dataclass
 class _Canary:
     routers: tuple[str, ...]
-    count: int = 0
-    """How often its routers were asked."""
     looks: deque[Look] = field(default_factory=lambda: deque(maxlen=LOOKS))
 
 
@@ -61,8 +57,7 @@ class CanaryLoop:
         return tuple(canary.looks) if canary else ()
 
     async def _look(self, key: Key, canary: _Canary) -> None:
-        loads = await self._query(canary.routers)
-        canary.looks.append(look_of(loads, self._clock.now()))
-        if canary.count % LOOKS_PER_RECONCILE == 0:
-            self._changed(key)
-        canary.count += 1
+        routers = canary.routers
+        loads = await self._query(routers)
+        canary.looks.append(look_of(loads, self._clock.now(), len(routers)))
+        self._changed(key)

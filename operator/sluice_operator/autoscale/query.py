@@ -135,11 +135,13 @@ def sample_of(
     return Sample(time_seconds, pools, engines, waiting, len(ready - started.keys()))
 
 
-def look_of(loads: Iterable[ServiceLoad], time: datetime) -> Look:
-    """What routers count for a canary, and the engines by their freshest reports."""
+def look_of(loads: Iterable[ServiceLoad], time: datetime, asked: int) -> Look:
+    """What routers count for a canary, and the engines by their freshest reports. `asked`: how many
+    were asked."""
     answered = tuple(loads)
     counts = tuple(load.canary for load in answered if load.canary is not None)
-    return Look(time, counts, tuple(_engine(row, report) for row, report in _freshest(answered)))
+    engines = tuple(_engine(row, report) for row, report in _freshest(answered))
+    return Look(time, counts, engines, asked, len(answered))
 
 
 def _freshest(loads: Iterable[ServiceLoad]) -> tuple[Reported, ...]:

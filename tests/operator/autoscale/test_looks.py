@@ -46,7 +46,7 @@ def loop(routers: Routers) -> tuple[CanaryLoop, list[Key]]:
     return CanaryLoop(routers, changed.append, FakeClock()), changed
 
 
-async def test_the_last_answers_are_kept_and_every_third_is_judged() -> None:
+async def test_the_last_answers_are_kept_and_each_is_judged() -> None:
     routers = Routers()
     canaries, changed = loop(routers)
     assert canaries.last_looks(CHAT) == ()
@@ -55,10 +55,12 @@ async def test_the_last_answers_are_kept_and_every_third_is_judged() -> None:
         await canaries.look()
     assert len(canaries.last_looks(CHAT)) == LOOKS
     assert [c.epoch for c in canaries.last_looks(CHAT)[-1].counts] == ["r1", "r2"]
-    assert changed == [CHAT] * 5
+    assert changed == [CHAT] * (LOOKS + 3)
     routers.down = {"r1"}
     await canaries.look()
-    assert [c.epoch for c in canaries.last_looks(CHAT)[-1].counts] == ["r2"]
+    last = canaries.last_looks(CHAT)[-1]
+    assert [c.epoch for c in last.counts] == ["r2"]
+    assert (last.asked, last.answered) == (2, 1)
 
 
 async def test_other_routers_are_asked_from_now_on_and_none_after_the_end() -> None:

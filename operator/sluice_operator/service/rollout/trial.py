@@ -7,6 +7,7 @@ recorded, and a verdict is recorded together with its counts.
 
 from __future__ import annotations
 
+import json
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -30,10 +31,18 @@ SIGNALS: Final[Mapping[Signal, str]] = {"errors": "errors", "slo": "late answers
 """What is judged, for people."""
 LEVEL: Final = 0.01
 """Probability of a wrong verdict about a canary, of all signals and steps together."""
+MAX_HALVINGS: Final = 50
 BASE_RATE: Final = 0.001
 """Share of bad keys that previews assume."""
 RECORD_SECONDS: Final = 60.0
-"""Least time between two records of counts: routers count minutes, and each record is a write."""
+"""Least time between two records of counts: routers count minutes, and each record is a write. A
+verdict is recorded at once."""
+GAP_SECONDS: Final = 90.0
+"""Longest time from a record to the next look that counts for a step. After a longer one the canary
+may have had no requests, or no operator, meanwhile."""
+MAX_EPOCHS: Final = 2
+"""Epochs of routers in the evidence of a step, for each router, at most: a router that restarts
+counts the same keys again, so every epoch makes a verdict take more keys."""
 WARM_MINUTES: Final = 5.0
 """Time after which caches of prefixes of new engines count as warm: reports do not show how full
 they are."""
@@ -57,14 +66,39 @@ class CanaryView(NamedTuple):
         return {c.epoch: c for c in counts if (c.revision, c.former) == names}
 
 
+class RouterAnswers(NamedTuple):
+    """How many routers took part in a look."""
+
+    asked: int = 0
+    answered: int = 0
+    counted: int = 0
+    """Routers whose answer had counts of these revisions."""
+
+    @property
+    def text(self) -> str:
+        """Why counts are missing, for people; empty: all routers count."""
+        if not self.asked:
+            return "no router runs"
+        if self.answered < self.asked:
+            return f"{self.answered} of {self.asked} routers answer"
+        silent = self.asked - self.counted
+        return f"{silent} of {self.asked} routers do not count canaries" if silent else ""
+
+
 @dataclass(frozen=True)
 class Trial:
     """What was learnt in a step."""
 
-    began: str = ""
-    """UTC time of the first look; empty before."""
     looked: str = ""
-    """UTC time of the last record."""
+    """UTC time of the last record; empty before the first look."""
+    seconds: float = 0.0
+    """Time of the step between looks at most `GAP_SECONDS` apart."""
+    answers: RouterAnswers | None = None
+    """Routers that took part in the last record; None before the first look."""
+    routers: frozenset[str] = frozenset()
+    """Epochs of the routers whose counts are in `evidence`."""
+    begun_anew: int = 0
+    """How often evidence was dropped, because too many routers had counted in it."""
     seen: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Counts of each router as they were recorded last, by epoch, in the order of `_flat`."""
     evidence: Mapping[Signal, Evidence] = field(default_factory=dict)
@@ -80,12 +114,15 @@ class Trial:
         """What is noted in a state; nothing where somebody has broken it."""
         try:
             pods = learnt.get("pods")
-            began, looked = (str(learnt.get(name, "")) for name in ("began", "looked"))
-            if began or looked:
-                _ = datetime.fromisoformat(began), datetime.fromisoformat(looked)
+            answers = learnt.get("answers")
+            if looked := str(learnt.get("looked", "")):
+                _ = datetime.fromisoformat(looked)
             return cls(
-                began,
                 looked,
+                float(learnt.get("seconds", 0.0)),
+                None if answers is None else RouterAnswers(*map(int, answers)),
+                frozenset(map(str, learnt.get("routers", ()))),
+                int(learnt.get("begunAnew", 0)),
                 {str(epoch): [*map(int, seen)] for epoch, seen in learnt.get("seen", {}).items()},
                 {name: Evidence.of(each) for name, each in learnt.get("evidence", {}).items()},
                 None if pods is None else {name: PodSeen(*seen) for name, seen in pods.items()},
@@ -96,67 +133,69 @@ class Trial:
             return cls()
 
     def to_json_dict(self) -> Manifest:
-        """For the state."""
+        """For the state, as JSON reads it back."""
         pods = None if self.pods is None else {name: [*pod] for name, pod in self.pods.items()}
         written: Manifest = {
-            "began": self.began,
             "looked": self.looked,
+            "seconds": self.seconds,
+            "answers": self.answers,
+            "routers": sorted(self.routers),
+            "begunAnew": self.begun_anew,
             "seen": {epoch: [*seen] for epoch, seen in self.seen.items()},
             "evidence": {name: asdict(each) for name, each in self.evidence.items()},
             "heavyShare": self.heavy_share,
             "leftOut": self.left_out,
         }
         kept = {key: value for key, value in written.items() if value}
-        return kept if pods is None else kept | {"pods": pods}
+        noted: Manifest = json.loads(json.dumps(kept if pods is None else kept | {"pods": pods}))
+        return noted
 
     @property
     def minutes(self) -> float:
-        """Minutes from the first look to the last record."""
-        if not self.began:
-            return 0.0
-        began, looked = (datetime.fromisoformat(time) for time in (self.began, self.looked))
-        return (looked - began).total_seconds() / 60
+        """Minutes of the step."""
+        return self.seconds / 60
 
     def with_look(self, view: CanaryView, signals: Iterable[Signal]) -> Trial:
-        """The trial with the newest look. The first one of a step is its beginning: what routers
-        counted before belongs to the step before. A router that is new since then has counted in
-        this step alone; one that did not answer brings both sides' counts with its next answer."""
-        time = view.looks[-1].time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        counts = view.counts()
+        """The trial with the newest look. The first one of a step, and one after a gap, is a
+        beginning: what routers counted before is not the step's. A router that is new since then
+        has counted in this step alone; one that did not answer brings both sides' counts with its
+        next answer."""
+        look, counts = view.looks[-1], view.counts()
         seen = {epoch: _flat(each) for epoch, each in counts.items()}
+        answers = RouterAnswers(look.asked, look.answered, len(counts))
+        # Where all have answered, an epoch without an answer has ended.
+        are_all = 0 < look.asked <= len(seen) or len(self.seen) > MAX_EPOCHS * max(1, look.asked)
         after = replace(
             self,
-            began=self.began or time,
-            looked=time,
-            seen={**self.seen, **seen},
+            looked=look.time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            answers=answers,
+            seen=seen if are_all else {**self.seen, **seen},
             heavy_share=max((c.heavy_share or 0.0 for c in counts.values()), default=0.0),
             left_out=sum(c.requests_left_out for c in counts.values()),
         )
-        if not self.began:
+        passed = self.seconds_until(look)
+        if passed is None or passed > GAP_SECONDS:
             return after
-        added = [_added(now, self.seen.get(epoch)) for epoch, now in seen.items()]
+        after = replace(after, seconds=self.seconds + passed)
+        added = {epoch: _added(now, self.seen.get(epoch)) for epoch, now in seen.items()}
         if not added:
             return after
-        total = [*map(sum, zip(*added, strict=True))]
-        return replace(
-            after,
-            evidence={
-                **self.evidence,
-                **{
-                    signal: self.evidence.get(signal, Evidence()).after(*_counts(signal, total))
-                    for signal in signals
-                },
-            },
-        )
+        routers = self.routers | {epoch for epoch, numbers in added.items() if any(numbers)}
+        if len(routers) > MAX_EPOCHS * look.asked:
+            begun_anew = self.begun_anew + 1
+            return replace(after, routers=frozenset(), evidence={}, begun_anew=begun_anew)
+        total = [*map(sum, zip(*added.values(), strict=True))]
+        evidence = {
+            signal: self.evidence.get(signal, Evidence()).after(*_counts(signal, total))
+            for signal in signals
+        }
+        return replace(after, routers=routers, evidence={**self.evidence, **evidence})
 
-    def is_due(self, view: CanaryView) -> bool:
-        """Whether there is a look to record."""
-        if not view.looks:
-            return False
+    def seconds_until(self, look: Look) -> float | None:
+        """Seconds from the last record to a look; None: nothing is recorded."""
         if not self.looked:
-            return True
-        passed = view.looks[-1].time - datetime.fromisoformat(self.looked)
-        return passed.total_seconds() >= RECORD_SECONDS
+            return None
+        return max(0.0, (look.time - datetime.fromisoformat(self.looked)).total_seconds())
 
 
 @dataclass(frozen=True)
@@ -172,10 +211,13 @@ class StepJudge:
         errors: tuple[Signal, ...] = ("errors",) if self.spec.judge.errors else ()
         return (*errors, "slo") if self.spec.judge.slo and self.has_slo else errors
 
-    def judge(self, routers: int = 1) -> Judge:
-        """The judge of one signal in one step."""
+    def judge(self, trial: Trial | None = None) -> Judge:
+        """The judge of one signal in one step. Each time that evidence was dropped halves the
+        level: another test is another chance of a wrong verdict."""
+        trial = trial or Trial()
         parts = max(1, len(self.signals)) * len(self.spec.steps)
-        return Judge(self.spec.judge.margin_points / 1000, LEVEL / parts, max(1, routers))
+        level = LEVEL / parts / 2 ** min(trial.begun_anew, MAX_HALVINGS)
+        return Judge(self.spec.judge.margin_points / 1000, level, max(1, len(trial.routers)))
 
     def keys_needed(self, percent: int, routers: int) -> int:
         """About how many keys of the canary the verdict "same" takes where `BASE_RATE` of them are
@@ -193,27 +235,32 @@ class StepJudge:
             trial = replace(trial, pods=pods_seen(trial.pods, view.pods))
             if why := often_ended(trial.pods or {}, view.pods):
                 return self._worse(state, trial, why)
-        if not trial.is_due(view):
+        if not view.looks:
             return replace(state, learnt=trial.to_json_dict())
-        compared = self._compared(trial, view)
-        trial = trial.with_look(view, compared)
-        verdicts = self.verdicts(trial)
+        passed = trial.seconds_until(view.looks[-1])
+        now = trial.with_look(view, self._compared(trial, view))
+        verdicts = self.verdicts(now)
         for signal in self.signals:
-            if verdicts[signal] == "worse":
-                return self._worse(state, trial, rates_text(signal, trial.evidence[signal]))
+            if verdicts.get(signal) == "worse":
+                return self._worse(state, now, rates_text(signal, now.evidence[signal]))
         if self.spec.judge.slo and (why := slower(view.looks, view.shares)):
-            return self._worse(state, trial, why)
-        state = replace(state, learnt=trial.to_json_dict())
-        is_same = compared and all(verdicts[signal] == "same" for signal in compared)
-        if is_same and trial.minutes >= self.spec.minutes:
-            return replace(state.next_step(len(self.spec.steps)), why=self.text(trial))
-        return state
+            return self._worse(state, now, why)
+        is_same = verdicts and all(verdict == "same" for verdict in verdicts.values())
+        if is_same and now.minutes >= self.spec.minutes:
+            others = [SIGNALS[signal] for signal in self.signals if signal not in verdicts]
+            why = "; ".join([self.text(now), *(f"{name} were not compared" for name in others)])
+            state = replace(state, learnt=now.to_json_dict())
+            return replace(state.next_step(len(self.spec.steps)), why=why)
+        is_due = passed is None or passed >= RECORD_SECONDS
+        return replace(state, learnt=(now if is_due else trial).to_json_dict())
 
     def verdicts(self, trial: Trial) -> dict[Signal, Verdict]:
-        """The verdict of each signal."""
-        judge = self.judge(len(trial.seen))
+        """The verdict of each signal that has evidence."""
+        judge = self.judge(trial)
         return {
-            signal: judge.verdict(trial.evidence.get(signal, Evidence())) for signal in self.signals
+            signal: judge.verdict(trial.evidence[signal])
+            for signal in self.signals
+            if signal in trial.evidence and trial.evidence[signal].new.trials
         }
 
     def _compared(self, trial: Trial, view: CanaryView) -> tuple[Signal, ...]:
@@ -231,26 +278,36 @@ class StepJudge:
         return bool(self.signals) and trial.minutes >= STALLED * self.spec.minutes
 
     def rows(self, trial: Trial) -> Iterator[tuple[Signal, int, int, str]]:
-        """Each signal: keys that the canary has, about how many it takes, and the rates."""
-        judge = self.judge(len(trial.seen))
+        """Each signal: keys that the canary has, about how many it takes, which are more until it
+        is the same, and the rates."""
+        judge, verdicts = self.judge(trial), self.verdicts(trial)
         for signal in self.signals:
             evidence = trial.evidence.get(signal, Evidence())
             keys = evidence.new.keys
-            yield signal, keys, keys + judge.trials_left(evidence), rates_text(signal, evidence)
+            is_same = verdicts.get(signal) == "same"
+            needed = keys if is_same else keys + max(1, judge.trials_left(evidence))
+            yield signal, keys, needed, rates_text(signal, evidence)
 
     def text(self, trial: Trial) -> str:
         """How far the step is, for people."""
-        if not trial.began:
+        if trial.answers is None:
             return "nothing is counted yet"
         texts = [
-            f"{keys:,} of about {needed:,} trials: {rates}"
+            f"{keys:,} of about {needed:,} keys: {rates}"
             for _, keys, needed, rates in self.rows(trial)
         ]
-        minutes = f"{min(trial.minutes, self.spec.minutes):.0f} of {self.spec.minutes} minutes"
-        heavy = f"one key has {trial.heavy_share:.0%} of the canary's requests"
-        left_out = f"{trial.left_out:,} requests of more keys than routers hold are not counted"
-        notes = [*([heavy] if trial.heavy_share else []), *([left_out] if trial.left_out else [])]
-        return "; ".join([*texts, minutes, *notes])
+        heavy, left_out, anew = trial.heavy_share, trial.left_out, trial.begun_anew
+        notes = (
+            trial.answers.text,
+            heavy and f"one key has {heavy:.0%} of the canary's requests",
+            left_out and f"{left_out:,} requests of more keys than routers hold are not counted",
+            anew and f"begun anew {anew} times, as routers were replaced",
+        )
+        return "; ".join([*texts, self.minutes_text(trial), *(str(n) for n in notes if n)])
+
+    def minutes_text(self, trial: Trial) -> str:
+        """How long the step has lasted, for people."""
+        return f"{trial.minutes:.0f} of at least {self.spec.minutes} minutes"
 
 
 def _names(shares: Mapping[Role, CanaryShare], side: Literal["revision", "former"]) -> str:
@@ -266,8 +323,13 @@ def _flat(counts: CanaryCounts) -> list[int]:
 
 
 def _added(now: Sequence[int], before: Sequence[int] | None) -> list[int]:
-    """What a router has counted since; all of it where it began anew."""
-    if before is None or len(before) != len(now) or any(map(operator.lt, now, before)):
+    """What a router has counted since; all of it where it began anew. Nothing where another release
+    of the operator has recorded other counts."""
+    if before is None:
+        return [*now]
+    if len(before) != len(now):
+        return [0] * len(now)
+    if any(map(operator.lt, now, before)):
         return [*now]
     return [*map(operator.sub, now, before)]
 

@@ -135,7 +135,7 @@ async def test_a_lost_status_and_a_second_run_change_nothing() -> None:
     assert (watched.state, (watched.engines, watched.label)) == (state, before)
     text = condition(watched.cluster.status, "Progressing")["message"]
     assert "100 of about" in text
-    assert "errors 0.0 % against 0.0 %; 1 of 1 minutes" in text
+    assert "errors 0.0 % against 0.0 %; 1 of at least 1 minutes" in text
     writes = len(watched.cluster.api.writes)
     await watched.cluster.reconciled()
     assert len(watched.cluster.api.writes) == writes
@@ -170,5 +170,5 @@ async def test_status_shows_each_signal_with_a_bar() -> None:
     errors, time = lines[-2:]
     assert errors.startswith("  errors   ━")
     assert "·" in errors
-    assert errors.endswith(" trials: errors 1.0 % against 1.0 %")
-    assert time == f"  time     {'━' * 16}{'·' * 16} 1 of 2 minutes"
+    assert errors.endswith(" keys: errors 1.0 % against 1.0 %")
+    assert time == f"  time     {'━' * 16}{'·' * 16} 1 of at least 2 minutes"

@@ -27,8 +27,17 @@ def counts(
     return CanaryCounts(**{"epoch": epoch, "revision": "b", "former": "a"} | sides | fields)
 
 
-def look(minutes: float, *routers: CanaryCounts, engines: tuple[EngineSample, ...] = ()) -> Look:
-    return Look(BEGAN + timedelta(minutes=minutes), routers, engines)
+def look(
+    minutes: float,
+    *routers: CanaryCounts,
+    engines: tuple[EngineSample, ...] = (),
+    asked: int | None = None,
+    answered: int | None = None,
+) -> Look:
+    """What routers answered, so long after the beginning: all of them, unless stated."""
+    answered = len(routers) if answered is None else answered
+    time = BEGAN + timedelta(minutes=minutes)
+    return Look(time, routers, engines, answered if asked is None else asked, answered)
 
 
 def view(*looks: Look, pods: tuple[Manifest, ...] = ()) -> CanaryView:

@@ -52,9 +52,9 @@ def test_equal_revisions_go_to_the_next_step_and_then_to_all() -> None:
     second = judged(judge(), look(0, ZERO), look(1, alike), look(2, alike))
     assert (second.step, second.verdict) == (1, None)
     assert second.why.startswith("20,000 of about ")
-    assert "errors 0.1 % against 0.1 %; 2 of 2 minutes" in second.why
+    assert "errors 0.1 % against 0.1 %; 2 of at least 2 minutes" in second.why
     more = counts((2 * MANY, 40), (6 * MANY, 120))
-    third = judged(judge(), look(2, alike), look(4, more), state=second)
+    third = judged(judge(), look(2, alike), look(3, more), look(4, more), state=second)
     assert (third.step, third.verdict) == (1, "promoted")
 
 
@@ -81,7 +81,8 @@ def test_a_router_that_restarts_begins_anew_and_one_without_an_answer_is_left_ou
     one = [counts((20, 1), (60, 0), "r1")]
     again = [counts((20, 1), (60, 0), "r1"), counts((9, 0), (27, 1), "r2")]
     restarted = [counts((20, 1), (60, 0), "r1"), counts((2, 0), (6, 0), "r2a")]
-    looks = [look(n, *routers) for n, routers in enumerate((both, one, again, restarted))]
+    answers = (both, one, again, restarted)
+    looks = [look(n, *routers, asked=2) for n, routers in enumerate(answers)]
     expected = [(10, 1, 30, 0), (14, 1, 42, 0), (16, 1, 48, 0)]
     for number, total in enumerate(expected, 2):
         assert totals(judged(judge(), *looks[:number])) == total
@@ -106,11 +107,22 @@ def test_routers_name_the_revisions_of_two_pools_as_the_operator_does() -> None:
     assert CanaryView(shares, looks=(answer,)).counts().keys() == {"r1"}
 
 
-def test_counts_are_recorded_once_a_minute() -> None:
-    state = judged(judge(), look(0, ZERO))
-    after = judge().after(state, view(look(0.9, counts((9, 0), (27, 0)))))
+def test_every_look_is_judged_and_counts_are_recorded_once_a_minute() -> None:
+    state = judged(judge(), look(0, ZERO), look(1, counts((9, 0), (27, 0))))
+    after = judge().after(state, view(look(1.9, counts((18, 0), (54, 0)))))
     assert after == state
-    assert judge().after(state, view(look(1, ZERO))) != state
+    assert judge().after(state, view(look(2, ZERO))) != state
+    worse = judge().after(state, view(look(1.2, counts((640, 32), (2560, 3)))))
+    assert (worse.verdict, totals(worse)) == ("worse", (640, 32, 2560, 3))
+
+
+def test_only_time_at_a_step_between_near_looks_counts() -> None:
+    state = judged(judge(), look(0, ZERO), look(1, ZERO))
+    state = judge().after(state, view())
+    bad = counts((640, 32), (2560, 3))
+    state = judged(judge(), look(200, bad), look(201.5, bad), state=state)
+    assert (state.verdict, Trial.of(state.learnt).minutes) == (None, 2.5)
+    assert totals(state) == (0, 0, 0, 0), "counts of a gap are no evidence"
 
 
 def test_a_second_try_counts_nothing_of_the_first() -> None:
@@ -118,8 +130,84 @@ def test_a_second_try_counts_nothing_of_the_first() -> None:
     worse = judged(judge(), look(0, ZERO), look(1, bad))
     again = worse.after(CanaryState(decision=1))
     assert (again.verdict, again.step) == (None, 0)
-    state = judged(judge(), look(5), look(6, counts((650, 32), (2600, 3))), state=again)
-    assert (state.verdict, *totals(state)) == (None, 10, 0, 40, 0)
+    later = counts((650, 32), (2600, 3))
+    for looks in ((look(5), look(6, later)), (look(5, asked=1), look(6, later))):
+        state = judged(judge(), *looks, state=again)
+        assert (state.verdict, *totals(state)) == (None, 10, 0, 40, 0)
+
+
+def test_counts_that_another_release_has_recorded_are_a_beginning() -> None:
+    state = judged(judge(), look(0, ZERO), look(1, ZERO))
+    state = replace(state, learnt={**state.learnt, "seen": {"r1": [500, 0, 1500, 0]}})
+    state = judged(judge(), look(2, counts((640, 32), (2560, 3))), state=state)
+    state = judged(judge(), look(3, counts((650, 32), (2600, 3))), state=state)
+    assert totals(state) == (10, 0, 40, 0)
+
+
+def restarting(number: int, until: int) -> list[Look]:
+    """Two routers each minute, which are replaced every fifth of the first ones."""
+    looks = []
+    for minute in range(number):
+        start = min(minute, until) // 5 * 5
+        keys = 90 * (minute - start)
+        routers = (counts((keys, 0), (3 * keys, 0), f"{router}-{start}") for router in "ab")
+        looks.append(look(minute, *routers))
+    return looks
+
+
+def test_routers_that_were_replaced_do_not_stop_a_promotion() -> None:
+    by = judge(minutes=10, steps=[25])
+    assert judged(by, *restarting(40, until=40)).verdict is None
+    assert judged(by, *restarting(120, until=40)).verdict == "promoted"
+
+
+def test_the_routers_of_a_step_are_bounded() -> None:
+    by, state, sizes = judge(judge={"marginPoints": 1}), CanaryState(), set()
+    for answer in restarting(60, until=60):
+        state = by.after(state, view(answer))
+        trial = Trial.of(state.learnt)
+        sizes.add((len(trial.seen), len(trial.routers)))
+    assert sizes == {(2, 0), (2, 2), (2, 4)}
+    assert by.text(trial).endswith("; begun anew 5 times, as routers were replaced")
+    assert by.judge(trial).level == LEVEL / 2 / 2**5, "each is another test"
+    assert trial.minutes == 59
+
+
+def test_a_router_without_an_answer_is_not_counted_twice() -> None:
+    numbers = [counts((9, 0), (9, 0), "r1"), counts((9, 0), (9, 0), "r2")]
+    later = [counts((12, 0), (12, 0), "r1"), counts((12, 0), (12, 0), "r2")]
+    answers = [numbers, numbers[:1], [], later]
+    state = judged(judge(), *(look(n, *each, asked=2) for n, each in enumerate(answers)))
+    assert totals(state) == (6, 0, 6, 0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (look(0), "no router runs"),
+        (look(0, ZERO, asked=3), "1 of 3 routers answer"),
+        (look(0, ZERO, asked=3, answered=3), "2 of 3 routers do not count canaries"),
+        (look(0, ZERO), "0 of at least 2 minutes"),
+    ],
+)
+def test_why_nothing_is_counted_is_stated(answer: Look, text: str) -> None:
+    assert judge().text(Trial.of(judged(judge(), answer).learnt)).endswith(f"; {text}")
+
+
+def test_a_step_without_any_router_stalls() -> None:
+    state = judged(judge(), *map(look, range(21)))
+    assert judge().is_stalled(Trial.of(state.learnt))
+
+
+def test_a_total_is_shown_as_reached_only_once_it_is() -> None:
+    same, rates = counts((MANY, 20), (3 * MANY, 60)), counts((1500, 9), (4500, 9))
+    by = judge(minutes=3)
+    for answer, is_reached in ((same, True), (rates, False)):
+        trial = Trial.of(judged(by, look(0, ZERO), look(1, answer)).learnt)
+        ((_, keys, needed, _),) = by.rows(trial)
+        assert (keys == needed) is is_reached
+    long = judged(by, *(look(n, ZERO) for n in range(30)))
+    assert by.text(Trial.of(long.learnt)).endswith("; 29 of at least 3 minutes")
 
 
 def test_without_requests_a_step_is_stalled_after_ten_times_its_minutes() -> None:
@@ -155,8 +243,7 @@ def test_late_answers_count_while_loads_are_alike_and_caches_are_warm() -> None:
     verdicts = {
         name: judged(
             judge(has_slo=True),
-            look(0, ZERO, engines=sides),
-            look(warm, ZERO, engines=sides),
+            *(look(n, ZERO, engines=sides) for n in range(warm + 1)),
             look(warm + 1, bad, engines=sides),
         )
         for name, sides, warm in (
@@ -167,6 +254,20 @@ def test_late_answers_count_while_loads_are_alike_and_caches_are_warm() -> None:
     assert verdicts["alike"].verdict == "worse"
     assert verdicts["cold"].verdict is None
     assert verdicts["busier"].verdict is None
+
+
+def test_a_signal_that_was_compared_once_must_be_the_same() -> None:
+    """Late answers that lean to worse, and then cannot be compared."""
+    alike, busy = (engine("b"), engine("a")), (engine("b"), engine("a", running_requests=9))
+    leaning = late((MANY, 200), (3 * MANY, 300))
+    looks = [look(n, ZERO, engines=alike) for n in range(6)]
+    looks += [look(n, leaning, engines=alike if n == 6 else busy) for n in range(6, 12)]
+    state = judged(judge(has_slo=True, steps=[25]), *looks)
+    assert (state.verdict, len(Trial.of(state.learnt).evidence)) == (None, 2)
+    looks = [replace(each, engines=busy) for each in looks]
+    state = judged(judge(has_slo=True, steps=[25, 50]), *looks)
+    assert state.step == 1
+    assert state.why.endswith("; late answers were not compared")
 
 
 def test_an_engine_that_ends_twice_is_worse_at_once() -> None:
@@ -192,8 +293,10 @@ def test_one_key_with_many_requests_is_named() -> None:
 @pytest.mark.parametrize(
     "learnt",
     [
-        {"began": "yesterday", "looked": "2026-01-02T03:04:05Z"},
-        {"began": "2026-01-02T03:04:05Z"},
+        {"looked": "yesterday", "seconds": 5},
+        {"seconds": "long"},
+        {"answers": [1, 2, 3, 4]},
+        {"routers": 5},
         {"seen": {"r1": ["many"]}},
         {"seen": 5},
         {"evidence": {"errors": {"new": 1}}},
@@ -208,7 +311,7 @@ def test_what_somebody_has_broken_begins_anew(learnt: dict[str, Any]) -> None:
 def test_a_step_in_which_nothing_could_be_compared_stays(has_slo: bool) -> None:
     by = judge(has_slo=has_slo, judge={"errors": False})
     alike = counts((MANY, 0), (3 * MANY, 0))
-    state = judged(by, look(0, ZERO), look(9, alike))
+    state = judged(by, look(0, ZERO), look(1, alike), look(2, alike))
     assert (state.step, state.verdict) == (0, None)
 
 
