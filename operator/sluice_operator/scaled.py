@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from sluice_autoscaler.sample import EngineSample
 from sluice_autoscaler.settings import ScalingSettings
 from sluice_contract.cluster import labels
-from sluice_contract.cluster.labels import Role
+from sluice_contract.cluster.labels import CanaryShare, Role
 from sluice_contract.wire.load import CanaryCounts
 
 from sluice_operator.api.conditions import Check
@@ -220,8 +220,11 @@ class Look:
 class CanaryLooks(Protocol):
     """The loop that asks routers about canaries, as reconciles see it."""
 
-    def follow(self, key: Key, routers: tuple[str, ...]) -> None:
-        """Asks these routers from now on; none: the service has no canary to judge."""
+    def follow(
+        self, key: Key, shares: Mapping[Role, CanaryShare], routers: tuple[str, ...] = ()
+    ) -> None:
+        """Asks these routers from now on. Looks at other shares than `shares` are forgotten; none:
+        the service has no canary to judge."""
         ...
 
     def last_looks(self, key: Key) -> tuple[Look, ...]:
@@ -232,7 +235,9 @@ class CanaryLooks(Protocol):
 class _NoLooks:
     """Asks no router."""
 
-    def follow(self, key: Key, routers: tuple[str, ...]) -> None: ...
+    def follow(
+        self, key: Key, shares: Mapping[Role, CanaryShare], routers: tuple[str, ...] = ()
+    ) -> None: ...
 
     def last_looks(self, key: Key) -> tuple[Look, ...]:
         return ()

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
+
+from sluice_contract.cluster.labels import CanaryShare, Role
 
 from sluice_operator.autoscale.query import LoadQuery, look_of
 from sluice_operator.clock import Clock
@@ -20,6 +22,7 @@ LOOK_SECONDS: Final = 10.0
 
 @dataclass
 class _Canary:
+    shares: Mapping[Role, CanaryShare]
     routers: tuple[str, ...]
     looks: deque[Look] = field(default_factory=lambda: deque(maxlen=LOOKS))
 
@@ -44,12 +47,17 @@ class CanaryLoop:
         """One look at every canary, all at the same time."""
         await asyncio.gather(*(self._look(*item) for item in self._canaries.items()))
 
-    def follow(self, key: Key, routers: tuple[str, ...]) -> None:
+    def follow(
+        self, key: Key, shares: Mapping[Role, CanaryShare], routers: tuple[str, ...] = ()
+    ) -> None:
         """Notes the routers to ask; see `CanaryLooks`."""
-        if not routers:
+        canary = self._canaries.get(key)
+        if not shares:
             self._canaries.pop(key, None)
+        elif canary is None or canary.shares != shares:
+            self._canaries[key] = _Canary(shares, routers)
         else:
-            self._canaries.setdefault(key, _Canary(routers)).routers = routers
+            canary.routers = routers
 
     def last_looks(self, key: Key) -> tuple[Look, ...]:
         """The last looks; see `CanaryLooks`."""

@@ -194,3 +194,8 @@ DNS: Final[Manifest] = {
     "ports": [policy_port(port, protocol) for port in DNS_PORTS for protocol in ("UDP", "TCP")]
 }
 """Flow to DNS servers anywhere."""
+
+
+def share_of(service: Manifest) -> CanaryShare | None:
+    """Share of a canary that a pool's Service has in its label, which routers read."""
+    return labels.canary_share((service["metadata"].get("labels") or {}).get(labels.CANARY, ""))

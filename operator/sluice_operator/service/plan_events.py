@@ -9,11 +9,9 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from sluice_contract.cluster.labels import (
-    CANARY,
     FIELD_MANAGER,
     CanaryShare,
     Role,
-    canary_share,
 )
 
 from sluice_operator.api.service import InferenceServiceSpec
@@ -30,6 +28,7 @@ from sluice_operator.kube.kinds import (
     of_kind,
 )
 from sluice_operator.manifests.metadata import is_current
+from sluice_operator.manifests.network import share_of
 from sluice_operator.service.observe import Children
 from sluice_operator.service.resolve.replicas import ReplicasOwner, replicas_owner
 from sluice_operator.service.revisions.canary_state import CanaryState
@@ -94,9 +93,9 @@ def canary_moved(
     roll-out; `is_ended`: its canary was aborted or found worse, which status reports instead."""
     if is_ended:
         return ()
-    live = {identity(item): _canary_share(item) for item in of_kind(children, SERVICE)}
+    live = {identity(item): share_of(item) for item in of_kind(children, SERVICE)}
     for item in planned:
-        before, after = live.get(identity(item)), _canary_share(item)
+        before, after = live.get(identity(item)), share_of(item)
         if identity(item) in live and _percent(before) != _percent(after):
             ended = _canary_end(before, after)
             reason = CANARY_ENDED if ended else reasons.CANARY_STEP
@@ -147,10 +146,6 @@ def _canary_end(before: CanaryShare | None, after: CanaryShare | None) -> str:
         return f"The canary of revision {before.revision} is over: it gets no request. "
     has_all = after.revision == after.former
     return f"The canary is over: revision {after.revision} has all requests. " if has_all else ""
-
-
-def _canary_share(service: Manifest) -> CanaryShare | None:
-    return canary_share((service["metadata"].get("labels") or {}).get(CANARY, ""))
 
 
 def _percent(share: CanaryShare | None) -> int:

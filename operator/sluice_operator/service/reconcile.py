@@ -60,7 +60,7 @@ class ServiceReconcile:
         if observed is None:
             self.executor.forget(key)
             self.autoscaling.forget(key)
-            self.observer.looks.follow(key, ())
+            self.observer.looks.follow(key, {})
             return None
         plan = plan_service(observed)
         if is_destructive(plan, observed.children):
@@ -70,8 +70,8 @@ class ServiceReconcile:
             plan = plan_service(observed)
         live = observed.service
         scaled = scaled_service(observed, plan)
-        is_judged = plan.rollout is not None and plan.rollout.is_judged
-        self.observer.looks.follow(key, router_addresses(observed.pods) if is_judged else ())
+        judged = plan.rollout.canary if plan.rollout and plan.rollout.is_judged else {}
+        self.observer.looks.follow(key, judged, router_addresses(observed.pods))
         try:
             outcome = await self.executor.carry_out(live, plan, observed.children)
         except RequestError:

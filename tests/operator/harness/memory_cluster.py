@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
+from sluice_contract.cluster.labels import CanaryShare, Role
 from sluice_operator.api.conditions import Check
 from sluice_operator.apply.executor import executor
 from sluice_operator.apply.plan import REPLICAS_MANAGER
@@ -66,9 +67,14 @@ class Looks:
     routers: tuple[str, ...] = ()
     """Routers that a reconcile asks for."""
     answers: tuple[Look, ...] = ()
+    shares: Mapping[Role, CanaryShare] = field(default_factory=dict)
 
-    def follow(self, key: Key, routers: tuple[str, ...]) -> None:
-        self.routers = routers
+    def follow(
+        self, key: Key, shares: Mapping[Role, CanaryShare], routers: tuple[str, ...] = ()
+    ) -> None:
+        self.routers = routers if shares else ()
+        if self.shares != shares:
+            self.shares, self.answers = shares, ()
 
     def last_looks(self, key: Key) -> tuple[Look, ...]:
         return self.answers

@@ -13,9 +13,10 @@ from sluice_contract.cluster.labels import Role
 
 from sluice_operator.accelerators.find import AcceleratorFinding
 from sluice_operator.api.pool import RevisionShare
-from sluice_operator.kube.kinds import Manifest
+from sluice_operator.kube.kinds import SERVICE, Manifest, of_kind
 from sluice_operator.manifests.engine_pool import engine_pool
 from sluice_operator.manifests.metadata import Owner
+from sluice_operator.manifests.network import share_of
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.resolve.replicas import former_pools
 from sluice_operator.service.resolve.resolved_service import ResolvedPool, ResolvedService
@@ -79,7 +80,10 @@ def roll_out(
     plan = canary.plan if canary and is_open else _strategy(resolved)
     rollout = plan_within(states, stable, plan, budget)
     if canary and is_open:
-        rollout = canary.judged(rollout, observed.engines, observed.looks)
+        live = {share_of(service) for service in of_kind(children, SERVICE)} - {None}
+        has_shares = live == {*rollout.canary.values()}
+        looks = observed.looks if has_shares else ()
+        rollout = canary.judged(rollout, observed.engines, looks)
     elif canary:
         rollout = canary.with_shares(rollout, states, stable)
     waits = are_awaited(children, spec, states, former)

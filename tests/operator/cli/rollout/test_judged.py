@@ -55,6 +55,9 @@ async def test_an_equal_revision_is_promoted_step_by_step_without_a_person(kille
     for minute, (shares, label) in enumerate([((1, 4), 25), ((2, 4), 50)]):
         number = (minute + 1) * MANY
         await watched.looks((number, number // 1000), (3 * number, 3 * number // 1000))
+        if minute:
+            assert "looked" not in watched.state.learnt, "the next step begins with the next look"
+            await watched.looks((number, number // 1000), (3 * number, 3 * number // 1000))
         if killed:
             watched.cluster.operator_starts()
             await watched.cluster.reconciled()
