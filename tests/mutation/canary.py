@@ -67,6 +67,22 @@ CANARY_MUTATIONS: Final = (
         package="operator/service/revisions",
     ),
     Mutation(
+        "canary: a promotion overrides a verdict that nobody has seen",
+        "canary_state",
+        "if decision.seen != self.place and",
+        "if False and",
+        ("test_canary_state",),
+        package="operator/service/revisions",
+    ),
+    Mutation(
+        "canary: a step begins with the look that ended the one before",
+        "planned_rollout",
+        "observed.looks if has_shares else ()",
+        "observed.looks",
+        ("../../cli/rollout/test_judged",),
+        package=ROLLOUTS,
+    ),
+    Mutation(
         "canary: a step ends before its minutes",
         "trial",
         "if is_same and now.minutes >= self.spec.minutes:",

@@ -76,7 +76,10 @@ def decision(
     if revision.canary.verdict == "promoted":
         raise NoCanaryError("the canary is promoted; to go back: sluice rollout undo")
     state, text = decide(CanaryNow(service, revision))
-    state = CanaryState(state.step, state.verdict, revision.canary.decision + 1)
+    if state.verdict != "aborted" and revision.canary != revision.state.canary:
+        raise NoCanaryError(NOT_CARRIED_OUT)
+    number, seen = revision.canary.decision + 1, revision.state.canary.place
+    state = CanaryState(state.step, state.verdict, number, seen=seen)
     return revision.name, json.dumps(state.to_json_dict(), separators=(",", ":")), text
 
 
@@ -96,8 +99,6 @@ def next_step(now: CanaryNow) -> tuple[CanaryState, str]:
     steps, state = now.steps(), now.state
     if state.verdict in ENDED:
         return CanaryState(), f"tried again: step 1 of {len(steps)}, {steps[0]} % of requests"
-    if state != now.revision.state.canary:
-        raise NoCanaryError(NOT_CARRIED_OUT)
     plan = (now.service.get("status") or {}).get("rollout") or {}
     if plan.get("reason") not in AT_STEP:
         text = f"step {state.step + 1} is not reached, and --full does not wait for it"

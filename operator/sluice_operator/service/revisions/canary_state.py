@@ -32,6 +32,13 @@ class CanaryState:
     """The numbers by which the operator decided last, for people."""
     learnt: Mapping[str, Any] = field(default_factory=dict)
     """What was learnt in the step, as JSON."""
+    seen: str = ""
+    """In a person's decision: `place` of the state that it was made about."""
+
+    @property
+    def place(self) -> str:
+        """Step and verdict, for `seen`."""
+        return f"{self.step} {self.verdict}"
 
     def to_json_dict(self) -> Manifest:
         """The fields that are set."""
@@ -39,10 +46,13 @@ class CanaryState:
 
     def after(self, decision: CanaryState) -> CanaryState:
         """The state once a person's last decision is carried out, which is done once. It begins a
-        step, but counts of routers go on."""
+        step, but counts of routers go on. Without effect if the operator has decided meanwhile, as
+        the person did not know that; an end always has one."""
         if decision.decision <= self.decision:
             return self
-        return replace(decision, learnt=_counts_that_go_on(self.learnt))
+        if decision.seen != self.place and decision.verdict != "aborted":
+            return replace(self, decision=decision.decision)
+        return replace(decision, seen="", learnt=_counts_that_go_on(self.learnt))
 
     def next_step(self, steps: int) -> CanaryState:
         """The state at the next one of so many steps, or promoted after the last one."""
@@ -62,14 +72,18 @@ def canary_state(noted: object) -> CanaryState:
         value if isinstance(value, int) and value > 0 else 0
         for value in (content.get("step"), content.get("decision"))
     )
-    verdict, why, learnt = (content.get(key) for key in ("verdict", "why", "learnt"))
+    verdict, learnt = content.get("verdict"), content.get("learnt")
+    why, seen = (
+        value if isinstance(value, str) else "" for value in map(content.get, ("why", "seen"))
+    )
     known = cast(Verdict, verdict) if verdict in get_args(Verdict) else None
     return CanaryState(
         step,
         known,
         number,
-        why if isinstance(why, str) else "",
+        why,
         learnt if isinstance(learnt, dict) else {},
+        seen,
     )
 
 

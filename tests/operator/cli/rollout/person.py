@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from sluice_contract.cluster.labels import CANARY, REVISION
@@ -24,11 +25,19 @@ class Decisions:
         self.cluster = cluster
 
     async def decides(
-        self, decide: Decide, restarts: bool = False, carried_out: bool = True
+        self,
+        decide: Decide,
+        restarts: bool = False,
+        carried_out: bool = True,
+        meanwhile: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        """`meanwhile`: what happens after the state was read, and before this is written."""
         session = Session(self.cluster.api, "default", "chat")  # type: ignore[arg-type]
         items, service = await session.revisions(), await session.service()
         revision, annotation, self.text = decision(service, items, decide)
+        if meanwhile:
+            await meanwhile()
+            items = await session.revisions()
         (live,) = (item for item in items if item["metadata"]["name"] == revision)
         await session.decide(live, annotation)
         if restarts:

@@ -219,7 +219,9 @@ async def test_a_decision_is_not_lost_where_the_operator_writes_and_not_taken_tw
         if kind is CONTROLLER_REVISION
     ]
     (decided,) = (note[DECISION] for note in notes if DECISION in note)
-    assert json.loads(decided) == {"step": 1, "decision": 1}, "the operator does not write it"
+    assert json.loads(decided) == {"step": 1, "decision": 1, "seen": "0 None"}, (
+        "the operator does not write it"
+    )
     await person.decides(no_requests)
     await person.decides(next_step)
     assert person.text == "tried again: step 1 of 2, 25 % of requests"

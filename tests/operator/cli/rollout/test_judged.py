@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from sluice_contract.wire.load import CanaryCounts
-from sluice_operator.cli.rollout.canary import next_step, no_requests
+from sluice_operator.cli.rollout.canary import Decide, all_requests, next_step, no_requests
 from sluice_operator.cli.rollout.progress import as_text
 from sluice_operator.cli.rollout.session import Session
 from sluice_operator.kube.kinds import ENGINE_POOL, INFERENCE_SERVICE
@@ -56,7 +56,6 @@ async def test_an_equal_revision_is_promoted_step_by_step_without_a_person(kille
         number = (minute + 1) * MANY
         await watched.looks((number, number // 1000), (3 * number, 3 * number // 1000))
         if minute:
-            assert "looked" not in watched.state.learnt, "the next step begins with the next look"
             await watched.looks((number, number // 1000), (3 * number, 3 * number // 1000))
         if killed:
             watched.cluster.operator_starts()
@@ -73,6 +72,14 @@ async def test_an_equal_revision_is_promoted_step_by_step_without_a_person(kille
         "Step 2 is over:",
     ]
     assert "errors 0.1 % against 0.1 %" in watched.notes("CanarySame")[0]
+
+
+async def test_the_look_that_ends_a_step_is_not_the_first_one_of_the_next() -> None:
+    watched = await Watched.rolled(steps=[5, 25])
+    for number in range(2):
+        await watched.looks((number * MANY, 0), (number * MANY, 0))
+    assert watched.label == f"{watched.new}.{watched.former}.25", "the same engine serves it"
+    assert "looked" not in watched.state.learnt
 
 
 async def test_a_revision_with_errors_is_halted_and_stays_so_until_it_is_promoted() -> None:
@@ -124,6 +131,18 @@ async def test_a_persons_decision_wins() -> None:
     await watched.looks((MANY, 20), (3 * MANY, 60))
     assert (watched.counts, watched.state.verdict) == ((0, 4), "aborted")
     assert watched.notes("CanarySame") == []
+
+
+@pytest.mark.parametrize("decide", [next_step, all_requests])
+async def test_a_promotion_decided_before_the_verdict_does_not_override_it(
+    decide: Decide,
+) -> None:
+    watched = await Watched.rolled()
+    await watched.looks((0, 0), (0, 0))
+    await watched.decides(decide, meanwhile=lambda: watched.looks((640, 32), (2560, 3)))
+    assert (watched.counts, watched.label, watched.state.verdict) == ((0, 4), None, "worse")
+    await watched.decides(decide)
+    assert watched.state.verdict == ("promoted" if decide is all_requests else None)
 
 
 async def test_a_lost_status_and_a_second_run_change_nothing() -> None:

@@ -128,7 +128,7 @@ def test_only_time_at_a_step_between_near_looks_counts() -> None:
 def test_a_second_try_counts_nothing_of_the_first() -> None:
     bad = counts((640, 32), (2560, 3))
     worse = judged(judge(), look(0, ZERO), look(1, bad))
-    again = worse.after(CanaryState(decision=1))
+    again = worse.after(CanaryState(decision=1, seen=worse.place))
     assert (again.verdict, again.step) == (None, 0)
     later = counts((650, 32), (2600, 3))
     for looks in ((look(5), look(6, later)), (look(5, asked=1), look(6, later))):
