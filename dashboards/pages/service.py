@@ -189,7 +189,7 @@ CANARY: Final = Row(
             "Trials",
             "short",
             (Query(f"60 * {_trials('answered|failed')}", "{{side}}"),),
-            "Chats with a request, in each minute. Both revisions, over the same time.",
+            "Chats with a request, in each minute, until one of theirs has failed.",
         ),
         Panel(
             "Failed and late trials",
@@ -198,7 +198,8 @@ CANARY: Final = Row(
                 Query(f"{_trials('failed')} / {_trials('answered|failed')}", "{{side}} failed"),
                 Query(f"{_trials('late')} / {_trials('in_time|late')}", "{{side}} late"),
             ),
-            "Share of the trials of each revision. Failed: counted before the router's retry.",
+            "Share of the trials of each revision: a chat fails once, and is late once. Failed: "
+            "counted before the router's retry.",
         ),
         Panel(
             "Time to first token by revision",

@@ -27,6 +27,15 @@ Shares = Mapping[Role, CanaryShare]
 """The share that each pool of the service states."""
 
 
+class CanaryKey(NamedTuple):
+    """What requests of one session or chat have in common."""
+
+    digest: bytes
+    """16 bytes."""
+    recurs: bool = True
+    """Whether further requests are expected; False: it is of a request's id."""
+
+
 class BySide(NamedTuple):
     """Engines by what they serve in a canary. Engines of a pool that is not changed serve both the
     share of the new revision and the rest."""
@@ -100,21 +109,22 @@ def percent_of(shares: Shares) -> int:
     return min(share.percent for share in shares.values())
 
 
-def goes_to_new(shares: Shares, key: bytes) -> bool:
+def goes_to_new(shares: Shares, key: CanaryKey) -> bool:
     """Whether requests with this key are in the share of the new revision."""
     salt, _ = revisions_of(shares)
-    digest = blake2b(key, key=blake2b(salt.encode()).digest(), digest_size=8).digest()
+    digest = blake2b(key.digest, key=blake2b(salt.encode()).digest(), digest_size=8).digest()
     return int.from_bytes(digest, "big") * 100 < percent_of(shares) << 64
 
 
-def key_of(call: Call) -> bytes:
+def key_of(call: Call) -> CanaryKey:
     """The key of a request: its session's or its chat's, within its tenant, else its id's."""
     tenant = (call.tenant or "").encode()
     if session := call.headers.get(ROUTING_KEY_HEADER):
-        return _digest((b"session", tenant, session.encode()))
+        return CanaryKey(_digest((b"session", tenant, session.encode())))
     if call.body is not None and (opening := opening_of(call.body.content)):
-        return _digest((b"chat", tenant, *opening))
-    return _digest((b"request", call.headers[REQUEST_ID_HEADER].encode()))
+        return CanaryKey(_digest((b"chat", tenant, *opening)))
+    digest = _digest((b"request", call.headers[REQUEST_ID_HEADER].encode()))
+    return CanaryKey(digest, recurs=False)
 
 
 def _digest(pieces: Iterable[bytes]) -> bytes:

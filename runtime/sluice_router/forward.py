@@ -386,7 +386,7 @@ class RequestHistory:
     """Errors of engines with a full queue."""
     caused: int = 0
     """Failures that the request may have caused."""
-    canary_key: bytes | None = None
+    canary_key: canary.CanaryKey | None = None
     """The call's key in a canary, once it is computed."""
     first_sent_seconds: float | None = None
     """When its first attempt in a canary began."""

@@ -1,7 +1,12 @@
 """Trials of a canary: how the requests of both revisions end, counted by key and minute.
 
-A trial is a key's requests of one minute. It is failed or late if any of them was: requests of one
-chat fail together. The minute is that in which an attempt ends, by the router's clock.
+A key is bad from the first minute on in which a request of it failed, and counted bad once; late
+answers likewise, apart from failures. A trial is a minute of a key that was not bad before. The
+minute is that in which an attempt ends, by the router's clock.
+
+One table has the keys of both revisions since they are a pair, so a key that moves between them is
+not new again. Keys that do not recur are in it only once they are bad: else requests without a
+chat would fill it.
 
 Of a request only the first attempt counts, if engines of its key's own side were asked. A retry
 goes to the former revision, and would bring it the requests that the new one has failed. An attempt
@@ -20,65 +25,110 @@ from http import HTTPStatus
 from types import TracebackType
 from typing import Final
 
-from sluice_contract.wire.load import CanaryCounts, TrialCounts
+from sluice_contract.wire.load import CanaryCounts, SideCounts, TrialCounts
 
 from sluice_router.attempts import Reply
-from sluice_router.canary import Shares, goes_to_new, is_of_side, revisions_of
+from sluice_router.canary import CanaryKey, Shares, goes_to_new, is_of_side, revisions_of
 from sluice_router.engines import Clock
 from sluice_router.errors import AttemptFailedError, fails_trial
 from sluice_router.targets import Target
 
-MAX_KEYS: Final = 4096
-"""Most keys of one revision in a minute; requests of further keys are no trials."""
+MAX_KEYS: Final = 1 << 16
+"""Most keys of a pair of revisions; requests of further ones are no trials."""
+MAX_MINUTE_KEYS: Final = 4096
+"""Most keys of one revision in a minute; requests of further ones are no trials."""
 MINUTE_SECONDS: Final = 60.0
 HEAVY_SHARE: Final = 0.25
 HEAVY_MIN_REQUESTS: Final = 20
 """Requests in a minute below which no key is heavy."""
 
 
-class _Side:
-    """Trials of one revision: of closed minutes the counts, of the open minute the keys."""
+class _Signal:
+    """One signal of one revision: of closed minutes the counts, of the open minute the keys."""
 
-    def __init__(self) -> None:
+    def __init__(self, flag: int) -> None:
+        """`flag`: that of a key that was seen; the next bit is that of a bad one."""
         self.counts = TrialCounts()
+        self._seen, self._bad = flag, flag << 1
+        self._open()
+
+    def _open(self) -> None:
+        self._trials: set[bytes] = set()
+        self._turned_bad: set[bytes] = set()
+        self._new_keys = 0
+
+    def add(self, digest: bytes, flags: int, *, is_bad: bool) -> int:
+        """Count the end of an attempt; the flags of its key after it."""
+        if flags & self._bad:
+            return flags
+        if digest not in self._trials:
+            self._trials.add(digest)
+            self._new_keys += not flags & self._seen
+        if is_bad:
+            self._turned_bad.add(digest)
+            return flags | self._seen | self._bad
+        return flags | self._seen
+
+    def close(self) -> tuple[int, int]:
+        """Close the minute; its trials, good and bad ones."""
+        trials, bad = len(self._trials), len(self._turned_bad)
+        self.counts = TrialCounts(
+            trials=self.counts.trials + trials,
+            bad=self.counts.bad + bad,
+            keys=self.counts.keys + self._new_keys,
+        )
+        self._open()
+        return trials - bad, bad
+
+
+class _Side:
+    """Trials of one revision."""
+
+    def __init__(self, keys: dict[bytes, int]) -> None:
+        """`keys`: flags of the keys of both revisions, by digest."""
         self.heavy_share: float | None = None
+        self.requests_left_out = 0
+        self._errors, self._late = _Signal(1), _Signal(4)
+        self._keys = keys
         self._open()
 
     def _open(self) -> None:
         self._requests = Counter[bytes]()
         self._all_requests = 0
-        self._keys: dict[str, set[bytes]] = {}
 
-    def add(self, key: bytes, *, failed: bool | None, late: bool | None) -> None:
+    @property
+    def counts(self) -> SideCounts:
+        """Counts of all closed minutes."""
+        return SideCounts(errors=self._errors.counts, late=self._late.counts)
+
+    def add(self, key: CanaryKey, *, failed: bool | None, late: bool | None) -> None:
         """Count an attempt that ended; None: it says nothing about that."""
         if failed is None and late is None:
             return
         self._all_requests += 1
-        if key not in self._requests and len(self._requests) >= MAX_KEYS:
+        digest, has_room = key.digest, len(self._keys) < MAX_KEYS or key.digest in self._keys
+        is_beyond = digest not in self._requests and len(self._requests) >= MAX_MINUTE_KEYS
+        if is_beyond or (key.recurs and not has_room):
+            self.requests_left_out += 1
             return
-        self._requests[key] += 1
-        judged = {"trials": failed is not None, "timed": late is not None}
-        for name, holds in (judged | {"failed": failed, "late": late}).items():
-            if holds:
-                self._keys.setdefault(name, set()).add(key)
+        self._requests[digest] += 1
+        flags = self._keys.get(digest, 0)
+        if failed is not None:
+            flags = self._errors.add(digest, flags, is_bad=failed)
+        if late is not None:
+            flags = self._late.add(digest, flags, is_bad=late)
+        if has_room and (key.recurs or failed or late):
+            self._keys[digest] = flags
 
     def close(self) -> Counter[str]:
         """Close the minute; its trials by outcome."""
-        trials, failed, timed, late = (
-            len(self._keys.get(name, ())) for name in ("trials", "failed", "timed", "late")
-        )
-        self.counts = TrialCounts(
-            trials=self.counts.trials + trials,
-            failed=self.counts.failed + failed,
-            late=self.counts.late + late,
-            timed=self.counts.timed + timed,
-        )
+        answered, failed = self._errors.close()
+        in_time, late = self._late.close()
         most, requests = max(self._requests.values(), default=0), self._all_requests
         is_heavy = requests >= HEAVY_MIN_REQUESTS and most > HEAVY_SHARE * requests
         self.heavy_share = most / requests if is_heavy else None
         self._open()
-        outcomes = {"answered": trials - failed, "failed": failed}
-        return Counter(outcomes | {"in_time": timed - late, "late": late})
+        return Counter(answered=answered, failed=failed, in_time=in_time, late=late)
 
 
 class Trials:
@@ -94,7 +144,8 @@ class Trials:
 
     def _begin(self, revisions: tuple[str, str]) -> None:
         self._revisions, self._epoch = revisions, secrets.token_hex(8)
-        self._new, self._former = _Side(), _Side()
+        keys: dict[bytes, int] = {}
+        self._new, self._former = _Side(keys), _Side(keys)
         self._ttft_seconds: float | None = None
         self._minute = int(self.clock() // MINUTE_SECONDS)
 
@@ -102,7 +153,7 @@ class Trials:
         self,
         shares: Shares,
         target: Target,
-        key: bytes,
+        key: CanaryKey,
         since_seconds: float,
         limit: asyncio.Timeout | None,
     ) -> Trial | None:
@@ -128,9 +179,10 @@ class Trials:
             epoch=self._epoch,
             revision=revision,
             former=former,
-            new=self._new.counts,
-            old=self._former.counts,
+            new_counts=self._new.counts,
+            former_counts=self._former.counts,
             heavy_share=self._new.heavy_share,
+            requests_left_out=self._new.requests_left_out + self._former.requests_left_out,
         )
 
     def close_minute(self) -> None:
@@ -156,7 +208,7 @@ class Trial:
         self,
         trials: Trials,
         side: _Side,
-        key: bytes,
+        key: CanaryKey,
         due_seconds: float | None,
         limit: asyncio.Timeout | None,
     ) -> None:

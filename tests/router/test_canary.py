@@ -23,7 +23,7 @@ from sluice_contract.http_heads import ROUTING_KEY_HEADER
 from sluice_router import hand_back, pick
 from sluice_router.attempts import Call
 from sluice_router.byte_budget import Body, ByteBudget
-from sluice_router.canary import Shares, by_side, goes_to_new, in_order, key_of
+from sluice_router.canary import CanaryKey, Shares, by_side, goes_to_new, in_order, key_of
 from sluice_router.discovery import shares_of
 from sluice_router.engines import Endpoint, EngineState, Fleet, Phase, ReceivedReport
 from sluice_router.hand_back import HandBackCall, HandBacks, Look, Unanswered, UnansweredRequests
@@ -37,7 +37,7 @@ from tests.router.test_service import service, slice_of
 
 MIXED, PREFILL, DECODE = Role.MIXED, Role.PREFILL, Role.DECODE
 SHARES = {MIXED: CanaryShare("new", "former", 25)}
-KEYS = [str(number).encode() for number in range(4000)]
+KEYS = [CanaryKey(str(number).encode()) for number in range(4000)]
 CHAT = "/v1/chat/completions"
 
 
@@ -69,9 +69,12 @@ def test_a_quarter_of_the_keys_is_a_quarter(revision: str) -> None:
     assert abs(count / len(KEYS) - 0.25) < 0.02
 
 
-@given(key=st.binary(), percents=st.tuples(st.integers(0, 99), st.integers(0, 99)))
+@given(
+    key=st.builds(CanaryKey, st.binary()),
+    percents=st.tuples(st.integers(0, 99), st.integers(0, 99)),
+)
 @examples(100)
-def test_a_share_that_grows_keeps_its_keys(key: bytes, percents: tuple[int, int]) -> None:
+def test_a_share_that_grows_keeps_its_keys(key: CanaryKey, percents: tuple[int, int]) -> None:
     less, more = ({MIXED: CanaryShare("new", "former", percent)} for percent in sorted(percents))
     assert goes_to_new(more, key) or not goes_to_new(less, key)
     assert not goes_to_new({MIXED: CanaryShare("new", "former", 0)}, key)
@@ -209,6 +212,8 @@ def test_completions_have_the_key_of_their_session_or_of_themselves() -> None:
     prompt = {"prompt": "a prefix that many share"}
     assert key_of(call(prompt)) != key_of(call(prompt, **{"X-Request-Id": "r2"}))
     session = {ROUTING_KEY_HEADER: "s"}
+    assert [key_of(call(prompt, **of)).recurs for of in ({}, session)] == [False, True]
+    assert key_of(call(turns("hello"))).recurs
     assert key_of(call(prompt, **session)) == key_of(call(turns("hello"), **session))
     assert key_of(call(prompt, "t", **session)) != key_of(call(prompt, **session))
     broken: list[object] = [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,10 +14,10 @@ from hypothesis import strategies as st
 from sluice_contract.cluster.labels import CanaryShare, Role
 from sluice_contract.config.router import Upstream
 from sluice_contract.http_heads import ROUTING_KEY_HEADER
-from sluice_contract.wire.load import TrialCounts
+from sluice_contract.wire.load import SideCounts, TrialCounts
 from sluice_router import trials
 from sluice_router.attempts import Call, Reply, Sender
-from sluice_router.canary import goes_to_new
+from sluice_router.canary import CanaryKey, goes_to_new
 from sluice_router.engines import EngineState, Fleet
 from sluice_router.errors import AttemptFailedError, EngineFailedError, RetryReason
 from sluice_router.forward import Dispatcher, RequestHistory
@@ -26,7 +28,10 @@ from sluice_router.trials import MINUTE_SECONDS, Trials
 from tests.examples import examples
 from tests.router import fakes
 from tests.router.test_canary import MIXED, call, engine, turns
-from tests.router.test_trials import BAD, GOOD, NEW, NONE, SHARES, Clock
+from tests.router.test_trials import BAD, GOOD, NEW, NONE, SHARES, Clock, added, trial
+
+KEYS = [CanaryKey(str(number).encode()) for number in range(99)]
+NEW_KEYS = [key for key in KEYS if goes_to_new(SHARES, key)]
 
 
 class Fails:
@@ -49,10 +54,10 @@ class Fails:
 
 
 @pytest.mark.parametrize(
-    ("reasons", "ttft_seconds", "trial"),
+    ("reasons", "ttft_seconds", "expected"),
     [
-        (("handed_back", "handed_back"), 0.5, TrialCounts(trials=1, timed=1)),
-        (("handed_back", "handed_back"), 0.3, TrialCounts(trials=1, timed=1, late=1)),
+        (("handed_back", "handed_back"), 0.5, trial(late=False)),
+        (("handed_back", "handed_back"), 0.3, trial(late=True)),
         (("handed_back", "connect"), 0.5, BAD),
         (("connect",), 0.5, BAD),
         (("connect", "handed_back"), 0.5, BAD),
@@ -60,7 +65,7 @@ class Fails:
     ],
 )
 async def test_a_request_is_one_trial_to_its_first_attempt_that_is_not_handed_back(
-    reasons: tuple[RetryReason, ...], ttft_seconds: float, trial: TrialCounts
+    reasons: tuple[RetryReason, ...], ttft_seconds: float, expected: SideCounts
 ) -> None:
     """Its time begins with its first attempt. Each attempt takes a fifth of a second, and each
     engine is of the own side."""
@@ -86,74 +91,164 @@ async def test_a_request_is_one_trial_to_its_first_attempt_that_is_not_handed_ba
     clock.now += MINUTE_SECONDS
     counts = asks.trials.counts(SHARES)
     assert counts is not None
-    assert counts.new == trial
+    assert counts.new_counts == expected
 
 
-TARGETS = {side: Target(engine(side, side)) for side in ("new", "former")}
+def with_slo(state: EngineState) -> EngineState:
+    """The engine, with half a second for the first token."""
+    assert state.received is not None
+    report = state.received.report.model_copy(update={"slo_ttft_seconds": 0.5})
+    return replace(state, received=replace(state.received, report=report))
+
+
+TARGETS = {side: Target(with_slo(engine(side, side))) for side in ("new", "former")}
 
 
 def attempt(
     counted: Trials,
-    key: bytes,
+    key: CanaryKey,
     engines: tuple[EngineState, ...] | None = None,
     shares: dict[Role, CanaryShare] = SHARES,
     *,
     status: int = 200,
+    late: bool | None = None,
 ) -> None:
-    """A first attempt with this key, by default at its own side."""
+    """A first attempt with this key, by default at its own side; `late`: its first token, None: the
+    answer is not streamed."""
     side = "new" if goes_to_new(shares, key) else "former"
     target = Target(*engines) if engines else TARGETS[side]
-    trial = counted.begin(shares, target, key, 0.0, None)
+    sent_seconds = counted.clock() - (1.0 if late else 0.0)
+    trial = counted.begin(shares, target, key, sent_seconds, None)
     if trial is None:
         return
     with trial:
-        trial.began(cast(Reply, SimpleNamespace(status=status, streams_events=False)), None)
+        reply = SimpleNamespace(status=status, streams_events=late is not None)
+        trial.began(cast(Reply, reply), None)
 
 
+def sides(counted: Trials, shares: dict[Role, CanaryShare] = SHARES) -> list[SideCounts]:
+    """Counts of the new and the former revision."""
+    counts = counted.counts(shares)
+    assert counts is not None
+    return [counts.new_counts, counts.former_counts]
+
+
+class Expected:
+    """Trials by their definition, one request after the other."""
+
+    def __init__(self) -> None:
+        self._counts = Counter[tuple[str, bool, str]]()
+        self._seen = set[tuple[str, CanaryKey]]()
+        self._bad = set[tuple[str, CanaryKey]]()
+        self._trials = set[tuple[str, CanaryKey, bool, float]]()
+
+    def add(
+        self, key: CanaryKey, request: dict[str, bool | None], *, new: bool, minute: float
+    ) -> None:
+        """A key that does not recur is known once it is bad."""
+        for signal, bad in request.items():
+            if bad is None or (signal, key) in self._bad:
+                continue
+            if (signal, key, new, minute) not in self._trials:
+                self._trials.add((signal, key, new, minute))
+                self._counts[signal, new, "trials"] += 1
+                self._counts[signal, new, "keys"] += (signal, key) not in self._seen
+            if bad:
+                self._bad.add((signal, key))
+                self._counts[signal, new, "bad"] += 1
+            if key.recurs or any(request.values()):
+                self._seen.add((signal, key))
+
+    def side(self, new: bool) -> SideCounts:
+        names = ("trials", "bad", "keys")
+        errors, late = (
+            TrialCounts(**{name: self._counts[signal, new, name] for name in names})
+            for signal in ("errors", "late")
+        )
+        return SideCounts(errors=errors, late=late)
+
+
+MOMENT_KEYS = [CanaryKey(b"%d" % number, recurs=number < 5) for number in range(8)]
 MOMENTS = st.lists(
-    st.tuples(st.integers(0, 5), st.booleans(), st.sampled_from([0.0, 20.0, 60.0, 150.0])),
-    max_size=15,
+    st.tuples(
+        st.sampled_from(MOMENT_KEYS),
+        st.sampled_from([200, 500, 400]),
+        st.sampled_from([None, False, True]),
+        st.sampled_from([0.0, 0.0, 20.0, 60.0, 150.0]),
+        st.integers(10, 90),
+    ),
+    max_size=30,
 )
 
 
-@given(moments=MOMENTS)
+@given(moments=MOMENTS, room=st.sampled_from([2, 99]))
 @examples(100)
-def test_a_key_has_no_more_trials_than_minutes(moments: list[tuple[int, bool, float]]) -> None:
-    clock = Clock()
+def test_a_key_is_bad_once_and_counted_until_then(
+    moments: list[tuple[CanaryKey, int, bool | None, float, int]], room: int
+) -> None:
+    """While shares change, and with a table that becomes full."""
+    clock, expected, before = Clock(), Expected(), [NONE, NONE]
     counted = Trials(clock)
-    expected: dict[tuple[bool, bytes, float], bool] = {}
-    assert counted.counts(SHARES) is not None
-    for number, failed, seconds in moments:
-        key = str(number).encode()
-        attempt(counted, key, status=500 if failed else 200)
-        trial = (goes_to_new(SHARES, key), key, clock.now // MINUTE_SECONDS)
-        expected[trial] = expected.get(trial, False) or failed
-        clock.now += seconds
+    attempt(counted, NEW_KEYS[0], status=400)  # the slo is known, and nothing is counted
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trials, "MAX_KEYS", room)
+        for key, status, late, seconds, percent in moments:
+            shares = {MIXED: CanaryShare("new", "former", percent)}
+            attempt(counted, key, None, shares, status=status, late=late)
+            failed = None if status == HTTPStatus.BAD_REQUEST else status != HTTPStatus.OK
+            new, minute = goes_to_new(shares, key), clock.now // MINUTE_SECONDS
+            expected.add(key, {"errors": failed, "late": late}, new=new, minute=minute)
+            clock.now += seconds
+            after = sides(counted)
+            for now, then in zip(after, before, strict=True):
+                counts = added(now, then)
+                for each in (counts.errors, counts.late):
+                    assert 0 <= each.bad <= each.trials
+                    assert 0 <= each.keys <= each.trials
+            before = after
     clock.now += MINUTE_SECONDS
-    counts = counted.counts(SHARES)
-    assert counts is not None
-    for new, side in ((True, counts.new), (False, counts.old)):
-        failures = [failed for (of, *_), failed in expected.items() if of is new]
-        assert side == TrialCounts(trials=len(failures), failed=sum(failures))
+    if room > len(MOMENT_KEYS):
+        assert sides(counted) == [expected.side(new) for new in (True, False)]
 
 
 def test_beyond_the_most_keys_of_a_minute_only_known_ones_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(trials, "MAX_MINUTE_KEYS", 2)
+    clock = Clock()
+    counted = Trials(clock)
+    for key in NEW_KEYS[3:5]:
+        attempt(counted, key, status=400)
+    for key in NEW_KEYS:
+        attempt(counted, key)
+    attempt(counted, NEW_KEYS[0], status=500)
+    attempt(counted, NEW_KEYS[2], status=500)
+    clock.now += MINUTE_SECONDS
+    assert sides(counted)[0].errors == TrialCounts(trials=2, bad=1, keys=2)
+    counts = counted.counts(SHARES)
+    assert counts is not None
+    assert counts.requests_left_out == len(NEW_KEYS) - 2 + 1
+
+
+def test_beyond_the_most_keys_of_a_pair_only_known_ones_and_requests_without_a_chat_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Requests without a chat take no room: else they would fill it."""
     monkeypatch.setattr(trials, "MAX_KEYS", 2)
     clock = Clock()
     counted = Trials(clock)
-    keys = [key for key in map(str.encode, map(str, range(99))) if goes_to_new(SHARES, key)]
-    for key in keys[3:5]:
-        attempt(counted, key, status=400)
-    for key in keys:
+    for key in NEW_KEYS[5:9]:
+        attempt(counted, key._replace(recurs=False))
+    for key in NEW_KEYS[:4]:
         attempt(counted, key)
-    attempt(counted, keys[0], status=500)
-    attempt(counted, keys[2], status=500)
+        clock.now += MINUTE_SECONDS
+    for key in (NEW_KEYS[0], NEW_KEYS[3], NEW_KEYS[9]._replace(recurs=False)):
+        attempt(counted, key, status=500)
     clock.now += MINUTE_SECONDS
+    assert sides(counted)[0].errors == TrialCounts(trials=8, bad=2, keys=7)
     counts = counted.counts(SHARES)
     assert counts is not None
-    assert counts.new == TrialCounts(trials=2, failed=1)
+    assert counts.requests_left_out == 3
 
 
 @pytest.mark.parametrize(("others", "share"), [(29, 10 / 39), (30, None), (10, 0.5), (9, None)])
@@ -164,8 +259,7 @@ def test_a_key_with_more_than_a_quarter_of_the_requests_is_heavy(
     """Of the new revision's requests in the last minute, if these are not few."""
     clock = Clock()
     counted = Trials(clock)
-    keys = [key for key in map(str.encode, map(str, range(99))) if goes_to_new(SHARES, key)]
-    for key in [keys[0]] * 10 + keys[1 : others + 1]:
+    for key in [NEW_KEYS[0]] * 10 + NEW_KEYS[1 : others + 1]:
         attempt(counted, key)
     clock.now += minutes * MINUTE_SECONDS
     counts = counted.counts(SHARES)
@@ -176,7 +270,7 @@ def test_a_key_with_more_than_a_quarter_of_the_requests_is_heavy(
 def test_a_pair_is_a_trial_if_both_its_engines_are_of_the_own_side() -> None:
     prefill, decode = Role.PREFILL, Role.DECODE
     shares = {prefill: CanaryShare("p2", "p1", 50), decode: CanaryShare("d1", "d1", 50)}
-    key = next(k for k in map(str.encode, map(str, range(99))) if goes_to_new(shares, k))
+    key = next(key for key in KEYS if goes_to_new(shares, key))
     clock = Clock()
     counted = Trials(clock)
     for decoding, prefilling in (("d1", "p2"), ("d1", "p1"), ("d0", "p2"), (None, "p2")):
@@ -186,21 +280,20 @@ def test_a_pair_is_a_trial_if_both_its_engines_are_of_the_own_side() -> None:
         counts = counted.counts(shares)
         assert counts is not None
         assert (counts.revision, counts.former) == ("d1.p2", "d1.p1")
-        assert (counts.new, counts.old) == (GOOD, NONE)
+        assert (counts.new_counts, counts.former_counts) == (GOOD, NONE)
 
 
 def test_a_pool_that_states_no_share_has_no_trials() -> None:
     shares = {Role.PREFILL: CanaryShare("p2", "p1", 0)}
     counted = Trials(Clock())
     target = Target(engine("d", "d1", Role.DECODE), engine("p", "p1", Role.PREFILL))
-    assert counted.begin(shares, target, b"key", 0.0, None) is None
+    assert counted.begin(shares, target, KEYS[0], 0.0, None) is None
 
 
 def test_an_attempt_counts_in_the_minute_in_which_it_ends() -> None:
     clock = Clock()
     counted = Trials(clock)
-    key = next(k for k in map(str.encode, map(str, range(99))) if goes_to_new(SHARES, k))
-    trial = counted.begin(SHARES, TARGETS["new"], key, 0.0, None)
+    trial = counted.begin(SHARES, TARGETS["new"], NEW_KEYS[0], 0.0, None)
     assert trial is not None
     with trial:
         trial.began(cast(Reply, SimpleNamespace(status=200, streams_events=False)), None)
@@ -208,15 +301,14 @@ def test_an_attempt_counts_in_the_minute_in_which_it_ends() -> None:
     for trials_before in (0, 1):
         counts = counted.counts(SHARES)
         assert counts is not None
-        assert counts.new.trials == trials_before
+        assert counts.new_counts.errors.trials == trials_before
         clock.now += MINUTE_SECONDS
 
 
 def test_an_attempt_that_outlives_its_canary_is_not_counted_to_the_next() -> None:
     clock = Clock()
     counted = Trials(clock)
-    key = next(k for k in map(str.encode, map(str, range(99))) if goes_to_new(SHARES, k))
-    trial = counted.begin(SHARES, TARGETS["new"], key, 0.0, None)
+    trial = counted.begin(SHARES, TARGETS["new"], NEW_KEYS[0], 0.0, None)
     assert trial is not None
     next_shares = {MIXED: CanaryShare("newer", "former", 50)}
     first = counted.counts(next_shares)

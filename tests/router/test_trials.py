@@ -19,9 +19,9 @@ import pytest
 from aiohttp import web
 from sluice_contract.cluster.labels import CanaryShare
 from sluice_contract.http_heads import ROUTING_KEY_HEADER
-from sluice_contract.wire.load import CanaryCounts, ServiceLoad, TrialCounts
+from sluice_contract.wire.load import CanaryCounts, ServiceLoad, SideCounts, TrialCounts
 from sluice_router import trials
-from sluice_router.canary import goes_to_new, key_of
+from sluice_router.canary import CanaryKey, goes_to_new, key_of
 from sluice_router.errors import (
     NOT_A_TRIAL,
     AttemptFailedError,
@@ -38,22 +38,18 @@ from tests.router.test_canary import CHAT, MIXED, call, labelled, turns
 from tests.router.test_service import slice_of
 
 
-def session_key(session: str) -> bytes:
+def session_key(session: str) -> CanaryKey:
     return key_of(call(**{ROUTING_KEY_HEADER: session}))
 
 
 SHARES = {MIXED: CanaryShare("new", "former", 50)}
-NEW, FORMER = (
-    next(
-        s
-        for s in map(str, range(99))
-        if goes_to_new(SHARES, key_of(call(**{ROUTING_KEY_HEADER: s}))) is new
-    )
+NEW_SESSIONS, FORMER_SESSIONS = (
+    [s for s in map(str, range(99)) if goes_to_new(SHARES, session_key(s)) is new]
     for new in (True, False)
 )
-"""A session of each side."""
-NAMES = ("trials", "failed", "late", "timed")
-NONE = TrialCounts()
+NEW, FORMER = NEW_SESSIONS[0], FORMER_SESSIONS[0]
+"""A session of each side, which nothing was asked for yet."""
+NONE = SideCounts()
 FAILS: dict[RetryReason, bool] = {
     "connect": True,
     "broken": True,
@@ -69,6 +65,21 @@ FAILS: dict[RetryReason, bool] = {
     "slow_client": False,
     "handed_back": False,
 }
+
+
+def added(now: SideCounts, before: SideCounts) -> SideCounts:
+    """What was counted between two answers."""
+
+    def difference(after: TrialCounts, past: TrialCounts) -> TrialCounts:
+        return TrialCounts(
+            trials=after.trials - past.trials,
+            bad=after.bad - past.bad,
+            keys=after.keys - past.keys,
+        )
+
+    return SideCounts(
+        errors=difference(now.errors, before.errors), late=difference(now.late, before.late)
+    )
 
 
 class Clock:
@@ -87,7 +98,7 @@ class Service:
 
     canary: test_canary.Canary
     clock: Clock
-    before: tuple[TrialCounts, TrialCounts] = (TrialCounts(), TrialCounts())
+    before: tuple[SideCounts, SideCounts] = (SideCounts(), SideCounts())
 
     @property
     def former(self) -> fakes.FakeEngine:
@@ -116,16 +127,13 @@ class Service:
         async with self.canary.client.get(self.canary.router.metrics_url + "/load") as answer:
             return ServiceLoad.model_validate_json(await answer.read()).canary
 
-    async def closed(self) -> tuple[TrialCounts, TrialCounts]:
+    async def closed(self) -> tuple[SideCounts, SideCounts]:
         """Trials of the new and the former revision in this minute, which ends."""
         self.clock.now += MINUTE_SECONDS
         counts = await self.counts()
         assert counts is not None
-        before, self.before = self.before, (counts.new, counts.old)
-        return (
-            TrialCounts(**{n: getattr(counts.new, n) - getattr(before[0], n) for n in NAMES}),
-            TrialCounts(**{n: getattr(counts.old, n) - getattr(before[1], n) for n in NAMES}),
-        )
+        before, self.before = self.before, (counts.new_counts, counts.former_counts)
+        return added(counts.new_counts, before[0]), added(counts.former_counts, before[1])
 
     async def metric(self) -> dict[tuple[str, str], int]:
         async with self.canary.client.get(self.canary.router.metrics_url + "/metrics") as answer:
@@ -163,7 +171,8 @@ async def service(
             for _ in range(2):  # the second question follows the first answer
                 service.new.polled.clear()
                 await service.new.polled.wait()
-        for session, each in ((NEW, service.new), (FORMER, service.former)):
+        asked = ((NEW_SESSIONS[-1], service.new), (FORMER_SESSIONS[-1], service.former))
+        for session, each in asked:
             await canary.asked_until(session, each.url)
         await service.closed()
         yield service
@@ -179,8 +188,19 @@ async def ends_without_done(engine: fakes.FakeEngine, request: web.Request) -> w
     return response
 
 
-GOOD, BAD = TrialCounts(trials=1), TrialCounts(trials=1, failed=1)
-ENDINGS: dict[str, tuple[fakes.Behaviour, TrialCounts]] = {
+def trial(*, failed: bool | None = False, late: bool | None = None) -> SideCounts:
+    """The counts of one trial of a key that was not seen before."""
+    errors, lateness = (
+        TrialCounts() if bad is None else TrialCounts(trials=1, bad=int(bad), keys=1)
+        for bad in (failed, late)
+    )
+    return SideCounts(errors=errors, late=lateness)
+
+
+GOOD, BAD = trial(), trial(failed=True)
+KNOWN = SideCounts(errors=TrialCounts(trials=1))
+"""A trial of a key that was seen before."""
+ENDINGS: dict[str, tuple[fakes.Behaviour, SideCounts]] = {
     "whole": (fakes.answers_json, GOOD),
     "stream": (fakes.streams, GOOD),
     "400": (refuses_body, NONE),
@@ -206,11 +226,11 @@ async def test_an_attempt_counts_by_how_the_engine_ended_it(
 ) -> None:
     """Also where the former revision has answered in its stead, which counts nowhere."""
     async with service(monkeypatch) as running:
-        for name, (behave, trial) in ENDINGS.items():
+        for session, (name, (behave, expected)) in zip(NEW_SESSIONS, ENDINGS.items(), strict=False):
             running.new.behave, asked = behave, len(running.new.calls)
-            await running.ask(NEW)
+            await running.ask(session)
             assert len(running.new.calls) == asked + 1, name
-            assert await running.closed() == (trial, NONE), name
+            assert await running.closed() == (expected, NONE), name
         await running.ask(FORMER)
         assert await running.closed() == (NONE, GOOD)
 
@@ -230,20 +250,29 @@ async def test_requests_of_a_key_are_one_trial_a_minute(monkeypatch: pytest.Monk
             await running.ask(FORMER)
         assert await running.counts() == await running.counts()
         assert await running.closed() == (BAD, GOOD)
-        await running.ask(NEW)
-        assert await running.closed() == (GOOD, NONE)
+        await running.ask(FORMER)
+        assert await running.closed() == (NONE, KNOWN)
         assert await running.closed() == (NONE, NONE)
+
+
+async def test_a_key_that_was_bad_has_no_further_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with service(monkeypatch) as running:
+        for behave in (fakes.refuses(500), fakes.refuses(500), fakes.answers_json):
+            running.new.behave = behave
+            await running.ask(NEW)
+            running.clock.now += MINUTE_SECONDS
+        assert await running.closed() == (BAD, NONE)
 
 
 async def test_a_retry_is_no_trial_of_either_side(monkeypatch: pytest.MonkeyPatch) -> None:
     async with service(monkeypatch) as running:
-        for session, trials in ((FORMER, (NONE, BAD)), (NEW, (BAD, NONE))):
+        for session, expected in ((FORMER, (NONE, BAD)), (NEW, (BAD, NONE))):
             asked = [len(engine.calls) for engine in running.canary.engines]
             for engine in running.canary.engines:
                 engine.behave = fakes.dies_before_answer
             assert await running.ask(session) == HTTPStatus.BAD_GATEWAY
             assert [len(engine.calls) - 1 for engine in running.canary.engines] == asked
-            assert await running.closed() == trials
+            assert await running.closed() == expected
 
 
 async def test_an_attempt_at_the_other_revision_is_no_trial(
@@ -283,11 +312,11 @@ async def test_other_revisions_begin_at_zero_and_another_percent_does_not(
         await running.closed()
         second = await running.until(("new", "former"))
         assert second.epoch == first.epoch
-        assert second.new.trials == first.new.trials + 1
+        assert added(second.new_counts, first.new_counts) == GOOD
         running.label("former.new.50")
         third = await running.until(("former", "new"))
         assert third.epoch != second.epoch
-        assert (third.new, third.old) == (NONE, NONE)
+        assert (third.new_counts, third.former_counts) == (NONE, NONE)
         running.label("former.former.0")
         await running.canary.asked_until(NEW, running.former.url)
         assert await running.counts() is None
@@ -309,9 +338,10 @@ async def test_a_client_that_leaves_is_no_trial(monkeypatch: pytest.MonkeyPatch)
 async def test_a_request_that_takes_too_long_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     async with service(monkeypatch) as running:
         monkeypatch.setattr(Lifecycle, "request", _brief(Lifecycle.request))
-        for behave in (fakes.hangs, fakes.hangs_in_stream):
+        behaviours = (fakes.hangs, fakes.hangs_in_stream)
+        for session, behave in zip(NEW_SESSIONS, behaviours, strict=False):
             running.new.behave = behave
-            await running.ask(NEW)
+            await running.ask(session)
             assert await running.closed() == (BAD, NONE)
 
 
@@ -325,9 +355,9 @@ def _brief(request: Any) -> Any:
     return brief
 
 
-@pytest.mark.parametrize(("seconds", "late"), [(0.5, 0), (0.6, 1)])
+@pytest.mark.parametrize(("seconds", "late"), [(0.5, False), (0.6, True)])
 async def test_a_first_token_is_late_by_the_slo_of_the_new_revision(
-    monkeypatch: pytest.MonkeyPatch, seconds: float, late: int
+    monkeypatch: pytest.MonkeyPatch, seconds: float, late: bool
 ) -> None:
     """On both sides; the rest of the answer may take its time."""
 
@@ -336,8 +366,8 @@ async def test_a_first_token_is_late_by_the_slo_of_the_new_revision(
         return await fakes.streams_when_let(engine, request)
 
     async with service(monkeypatch, slo_ttft_seconds=0.5) as running:
-        trial = TrialCounts(trials=1, late=late, timed=1)
-        expected = {NEW: (trial, NONE), FORMER: (NONE, trial)}
+        timed = trial(late=late)
+        expected = {NEW: (timed, NONE), FORMER: (NONE, timed)}
         for each, session in ((running.new, NEW), (running.former, FORMER)):
             each.behave = slow
             async with running.asking(session) as answer:
@@ -360,7 +390,7 @@ async def test_a_client_that_waited_too_long_has_left_a_late_answer(
         running.clock.now += 0.6
         asking.cancel()
         await running.new.aborted.wait()
-        assert await running.closed() == (TrialCounts(late=1, timed=1), NONE)
+        assert await running.closed() == (trial(failed=None, late=True), NONE)
 
 
 async def test_an_answer_that_is_not_streamed_has_no_time_to_first_token(

@@ -274,8 +274,8 @@ ROUTER: Final = (
         "sluice_router_canary_trials_total",
         "counter",
         "Trials of a canary, each the requests of one key in one minute, by side (new, former). "
-        "Outcomes: answered and failed, which are all trials; in_time and late, of those whose "
-        "time to first token was judged.",
+        "Outcomes: answered, and failed, after which a key has no more of them; in_time and late, "
+        "likewise, of requests whose time to first token was judged.",
         ("side", "outcome"),
     ),
     Metric("sluice_router_waiting_requests", "gauge", "Requests held until an engine is usable."),

@@ -251,17 +251,29 @@ class Ledger(ContractModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialCounts:
-    """Trials of one revision in closed minutes: a key's requests of one minute are one trial."""
+    """Trials of one revision by one signal, in closed minutes. `bad` and `keys` are parts of
+    `trials`."""
 
     __pydantic_config__: ClassVar = _PART
 
     trials: Count = 0
-    failed: Count = 0
-    """Trials with a request that failed by the engine's fault."""
-    late: Count = 0
-    """Trials with a request whose latency was too long."""
-    timed: Count = 0
-    """Trials in which a latency was judged, of which `late` is a part."""
+    """Minutes of keys that were not bad before: a key's requests of one minute are one trial."""
+    bad: Count = 0
+    """Trials in which the key turned bad; a key has one at most."""
+    keys: Count = 0
+    """Trials of keys that were seen for the first time, on either side."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideCounts:
+    """Trials of one revision, by what can be bad."""
+
+    __pydantic_config__: ClassVar = _PART
+
+    errors: TrialCounts = TrialCounts()
+    """Bad: a request failed by the engine's fault."""
+    late: TrialCounts = TrialCounts()
+    """Bad: a first token was late. Requests without a time to the first token are no trials."""
 
 
 class CanaryCounts(ContractModel):
@@ -278,11 +290,13 @@ class CanaryCounts(ContractModel):
     in the order of `sorted(Role)`, with dots between."""
     former: str
     """Former revision, written like `revision`."""
-    new: TrialCounts
-    old: TrialCounts
+    new_counts: SideCounts
+    former_counts: SideCounts
     heavy_share: float | None = None
     """Largest share of one key in the new revision's requests of the last closed minute, 0 to 1;
     absent where no key has more than a quarter, or the requests are few."""
+    requests_left_out: Count = 0
+    """Requests that are in no count since a bound of the router's keys was reached."""
 
 
 class ServiceLoad(ContractModel):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from sluice_contract.wire.load import CanaryCounts, ServiceLoad, TrialCounts
+from sluice_contract.wire.load import CanaryCounts, ServiceLoad, SideCounts
 from sluice_operator.autoscale.looks import CanaryLoop
 from sluice_operator.informer.keys import Key
 from sluice_operator.scaled import LOOKS
@@ -32,8 +32,10 @@ class Routers:
 
 
 def _load(epoch: str) -> ServiceLoad:
-    zero = TrialCounts()
-    counts = CanaryCounts(epoch=epoch, revision="b", former="a", new=zero, old=zero)
+    zero = SideCounts()
+    counts = CanaryCounts(
+        epoch=epoch, revision="b", former="a", new_counts=zero, former_counts=zero
+    )
     return ServiceLoad(
         draining=False, discovered=True, waiting_requests=0, engines=(), canary=counts
     )

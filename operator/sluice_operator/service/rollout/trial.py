@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, NamedTuple
 
 from sluice_contract.cluster.labels import CanaryShare, Role
-from sluice_contract.wire.load import CanaryCounts, TrialCounts
+from sluice_contract.wire.load import CanaryCounts
 
 from sluice_operator.api.scaling import CanarySpec
 from sluice_operator.api.service import InferenceServiceSpec
@@ -39,7 +39,6 @@ WARM_MINUTES: Final = 5.0
 they are."""
 STALLED: Final = 10
 """A step without a verdict is stalled after so many times its `minutes`."""
-FIELDS: Final = tuple(field.name for field in fields(TrialCounts))
 
 
 class CanaryView(NamedTuple):
@@ -67,12 +66,14 @@ class Trial:
     looked: str = ""
     """UTC time of the last record."""
     seen: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Counts of each router as they were recorded last, by epoch: new revision, then former."""
+    """Counts of each router as they were recorded last, by epoch, in the order of `_flat`."""
     evidence: Mapping[Signal, Evidence] = field(default_factory=dict)
     pods: Mapping[str, PodSeen] | None = None
     """Engines of the new revision, by pod; None: no engine was looked at yet."""
     heavy_share: float = 0.0
     """Share of one key in the canary's requests, if large."""
+    left_out: int = 0
+    """Requests of keys beyond the bounds of the routers, which are in no count."""
 
     @classmethod
     def of(cls, learnt: Mapping[str, Any]) -> Trial:
@@ -89,6 +90,7 @@ class Trial:
                 {name: Evidence.of(each) for name, each in learnt.get("evidence", {}).items()},
                 None if pods is None else {name: PodSeen(*seen) for name, seen in pods.items()},
                 float(learnt.get("heavyShare", 0.0)),
+                int(learnt.get("leftOut", 0)),
             )
         except (TypeError, ValueError, KeyError, AttributeError, AssertionError):
             return cls()
@@ -102,6 +104,7 @@ class Trial:
             "seen": {epoch: [*seen] for epoch, seen in self.seen.items()},
             "evidence": {name: asdict(each) for name, each in self.evidence.items()},
             "heavyShare": self.heavy_share,
+            "leftOut": self.left_out,
         }
         kept = {key: value for key, value in written.items() if value}
         return kept if pods is None else kept | {"pods": pods}
@@ -127,6 +130,7 @@ class Trial:
             looked=time,
             seen={**self.seen, **seen},
             heavy_share=max((c.heavy_share or 0.0 for c in counts.values()), default=0.0),
+            left_out=sum(c.requests_left_out for c in counts.values()),
         )
         if not self.began:
             return after
@@ -134,18 +138,12 @@ class Trial:
         if not added:
             return after
         total = [*map(sum, zip(*added, strict=True))]
-        new, former = (
-            TrialCounts(**dict(zip(FIELDS, side, strict=True)))
-            for side in (total[: len(FIELDS)], total[len(FIELDS) :])
-        )
         return replace(
             after,
             evidence={
                 **self.evidence,
                 **{
-                    signal: self.evidence.get(signal, Evidence()).after(
-                        _counts(signal, new), _counts(signal, former)
-                    )
+                    signal: self.evidence.get(signal, Evidence()).after(*_counts(signal, total))
                     for signal in signals
                 },
             },
@@ -250,7 +248,9 @@ class StepJudge:
         ]
         minutes = f"{min(trial.minutes, self.spec.minutes):.0f} of {self.spec.minutes} minutes"
         heavy = f"one key has {trial.heavy_share:.0%} of the canary's requests"
-        return "; ".join([*texts, minutes, *([heavy] if trial.heavy_share else [])])
+        left_out = f"{trial.left_out:,} requests of more keys than routers hold are not counted"
+        notes = [*([heavy] if trial.heavy_share else []), *([left_out] if trial.left_out else [])]
+        return "; ".join([*texts, minutes, *notes])
 
 
 def _names(shares: Mapping[Role, CanaryShare], side: Literal["revision", "former"]) -> str:
@@ -259,7 +259,10 @@ def _names(shares: Mapping[Role, CanaryShare], side: Literal["revision", "former
 
 
 def _flat(counts: CanaryCounts) -> list[int]:
-    return [*astuple(counts.new), *astuple(counts.old)]
+    """Trials, bad ones and keys of each signal: of the new revision, then of the former."""
+    sides = counts.new_counts, counts.former_counts
+    signals = [signal for side in sides for signal in (side.errors, side.late)]
+    return [number for each in signals for number in (each.trials, each.bad, each.keys)]
 
 
 def _added(now: Sequence[int], before: Sequence[int] | None) -> list[int]:
@@ -269,11 +272,10 @@ def _added(now: Sequence[int], before: Sequence[int] | None) -> list[int]:
     return [*map(operator.sub, now, before)]
 
 
-def _counts(signal: Signal, counts: TrialCounts) -> Counts:
-    """The counts of one signal; `late` answers are a part of the `timed` ones."""
-    if signal == "errors":
-        return Counts(counts.trials, min(counts.failed, counts.trials), counts.trials)
-    return Counts(counts.timed, min(counts.late, counts.timed), counts.timed)
+def _counts(signal: Signal, total: Sequence[int]) -> tuple[Counts, Counts]:
+    """The counts of one signal, of the new revision and of the former."""
+    first = 3 * [*SIGNALS].index(signal)
+    return Counts(*total[first : first + 3]), Counts(*total[first + 6 : first + 9])
 
 
 def step_judge(spec: InferenceServiceSpec) -> StepJudge | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sluice_autoscaler.sample import EngineSample
 from sluice_contract.cluster.labels import CanaryShare, Role
-from sluice_contract.wire.load import CanaryCounts, EngineFigures, TrialCounts
+from sluice_contract.wire.load import CanaryCounts, EngineFigures, SideCounts, TrialCounts
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.scaled import Look
 from sluice_operator.service.rollout.trial import CanaryView
@@ -19,10 +19,12 @@ BEGAN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 def counts(
     new: tuple[int, int], old: tuple[int, int], epoch: str = "r1", **fields: Any
 ) -> CanaryCounts:
-    """What one router has counted: trials, and failed ones, on both sides."""
-    sides = (TrialCounts(trials=trials, failed=failed) for trials, failed in (new, old))
-    names = {"revision": "b", "former": "a"} | fields
-    return CanaryCounts(epoch=epoch, new=next(sides), old=next(sides), **names)
+    """What one router has counted: trials, each of another key, and failed ones."""
+    sides: dict[str, Any] = {
+        side: SideCounts(errors=TrialCounts(trials=trials, bad=bad, keys=trials))
+        for side, (trials, bad) in (("new_counts", new), ("former_counts", old))
+    }
+    return CanaryCounts(**{"epoch": epoch, "revision": "b", "former": "a"} | sides | fields)
 
 
 def look(minutes: float, *routers: CanaryCounts, engines: tuple[EngineSample, ...] = ()) -> Look:

@@ -13,9 +13,13 @@ from sluice_operator.api.scaling import CanarySpec
 from sluice_operator.scaled import Look
 from sluice_operator.service.revisions.canary_state import CanaryState, canary_state
 from sluice_operator.service.rollout.trial import LEVEL, CanaryView, StepJudge, Trial
-from sluice_router.canary import revisions_of
+from sluice_router.canary import CanaryKey, goes_to_new, revisions_of
+from sluice_router.trials import MINUTE_SECONDS, Trials
 
-from tests.operator.service.rollout.canary_world import counts, engine, look, pod, view
+from tests.operator.service.rollout.canary_world import SHARES, counts, engine, look, pod, view
+from tests.router.test_canary import engine as router_engine
+from tests.router.test_trial_minutes import attempt
+from tests.router.test_trials import Clock
 
 MANY = 20_000
 ZERO = counts((0, 0), (0, 0))
@@ -135,11 +139,11 @@ def test_the_level_is_divided_over_signals_and_steps() -> None:
 
 
 def late(new: tuple[int, int], former: tuple[int, int]) -> CanaryCounts:
-    """A router's counts of timed trials and late ones; none failed."""
-    base = counts((new[0], 0), (former[0], 0))
+    """A router's counts of late keys; none failed."""
+    late, base = counts(new, former), counts((new[0], 0), (former[0], 0))
     sides = {
-        name: replace(getattr(base, name), timed=timed, late=late)
-        for name, (timed, late) in (("new", new), ("old", former))
+        side: replace(getattr(base, side), late=getattr(late, side).errors)
+        for side in ("new_counts", "former_counts")
     }
     return base.model_copy(update=sides)
 
@@ -174,6 +178,12 @@ def test_an_engine_that_ends_twice_is_worse_at_once() -> None:
     assert by_slo.after(CanaryState(), view(pods=(pod("b-1", restarts=3),))).learnt == {}
 
 
+def test_requests_of_more_keys_than_routers_hold_are_named() -> None:
+    routers = [counts((9, 0), (9, 0), name, requests_left_out=600) for name in ("r1", "r2")]
+    text = judge().text(Trial.of(judged(judge(), look(0, *routers)).learnt))
+    assert text.endswith("; 1,200 requests of more keys than routers hold are not counted")
+
+
 def test_one_key_with_many_requests_is_named() -> None:
     state = judged(judge(), look(0, counts((9, 0), (9, 0), heavy_share=0.4)))
     assert judge().text(Trial.of(state.learnt)).endswith("one key has 40% of the canary's requests")
@@ -200,3 +210,25 @@ def test_a_step_in_which_nothing_could_be_compared_stays(has_slo: bool) -> None:
     alike = counts((MANY, 0), (3 * MANY, 0))
     state = judged(by, look(0, ZERO), look(9, alike))
     assert (state.step, state.verdict) == (0, None)
+
+
+def test_one_client_that_always_fails_is_no_worse_revision() -> None:
+    """It fails each minute of an hour, among 1,000 others that do not; a router counts them."""
+    clock = Clock()
+    counted = Trials(clock)
+    sides = {new: (router_engine("e", "b" if new else "a"),) for new in (True, False)}
+
+    def ask(name: str, status: int = 200) -> None:
+        key = CanaryKey(name.encode())
+        attempt(counted, key, sides[goes_to_new(SHARES, key)], SHARES, status=status)
+
+    looks = [look(0, *filter(None, [counted.counts(SHARES)]))]
+    client = next(n for n in map(str, range(99)) if goes_to_new(SHARES, CanaryKey(n.encode())))
+    for minute in range(60):
+        ask(client, status=500)
+        for other in range(1000 * minute // 60, 1000 * (minute + 1) // 60):
+            ask(f"other {other}")
+        clock.now += MINUTE_SECONDS
+        looks.append(look(minute + 1, *filter(None, [counted.counts(SHARES)])))
+    state = judged(judge(minutes=90), *looks)
+    assert (state.verdict, totals(state)[1::2]) == (None, (1, 0))
