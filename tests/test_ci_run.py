@@ -1,8 +1,9 @@
-"""`.ci/run` runs every stage, and once more what failed of one."""
+"""`.ci/run` prints the machine, runs every stage, and once more what failed of one."""
 
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -56,6 +57,10 @@ def test_what_fails_once_is_told_and_what_fails_twice_fails(tmp_path: Path, brok
         text=True,
         check=False,
     )
+    machine, _, _ = ran.stdout.partition("\n")
+    assert machine.startswith(f"Machine: {_processor()}, ")
+    assert f", {os.cpu_count()} processors, " in machine
+    assert machine.endswith(" GiB")
     _, _, end = ran.stdout.partition("test-stories is run\n")
     lines = end.splitlines()
     assert [line for line in lines if line.startswith("FLAKY ")] == [
@@ -71,3 +76,9 @@ def test_what_fails_once_is_told_and_what_fails_twice_fails(tmp_path: Path, brok
         "unit1.xml",
         "test-process.xml",
     }
+
+
+def _processor() -> str:
+    text = Path("/proc/cpuinfo").read_text()
+    _, found, rest = text.partition("model name")
+    return rest.partition(": ")[2].partition("\n")[0] if found else platform.machine()

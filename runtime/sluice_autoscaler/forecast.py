@@ -23,9 +23,9 @@ SURE_ERRORS: Final = 1.5
 """Standard errors by which a mean over a short window is lowered to be sure of it."""
 RISE_SECONDS: Final = (15.0, 30.0, 60.0)
 """Lengths of the two successive windows whose means show a rise, steep or slow."""
-RISE_ERRORS: Final = 3.0
+RISE_ERRORS: Final = 3.5
 """Standard errors of their difference by which a rise is lowered to be sure of it. Every decision
-looks for one: at two standard errors, chance alone often looks like a rise."""
+looks for one: at three standard errors, chance alone makes bursty load look like a rise."""
 MAX_RISE: Final = 1.5
 DISPERSION_SECONDS: Final = 300.0
 """Window over which the burstiness of arriving work is learnt."""

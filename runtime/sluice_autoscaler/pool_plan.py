@@ -21,10 +21,6 @@ from sluice_autoscaler.stabilise import stabilised, window_seconds
 from sluice_autoscaler.trade import need_of
 from sluice_autoscaler.wants import PoolView, Want, wants_of
 
-PAGES_AHEAD: Final = 1.5
-"""Time for which page use is forecast, in engine start times: a new engine relieves the others only
-as answers end. It is at most the length of an answer, after which as many answers end as begin."""
-
 
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
@@ -153,14 +149,16 @@ def _view(
 ) -> PoolView:
     boot = _start_seconds(now, pool)
     load = forecast(past, now, boot)
+    # after the length of an answer as many answers end as begin, so use grows no longer
+    ahead = min(boot, load.answer_seconds)
     return PoolView(
         role=pool.role,
         current=pool.replicas,
         now=now,
         load=load,
         itl=now.itl,
-        kv_growth=kv_growth(past, now, min(PAGES_AHEAD * boot, load.answer_seconds)),
-        row_growth=row_growth(past, now, min(boot, load.answer_seconds)),
+        kv_growth=kv_growth(past, now, ahead),
+        row_growth=row_growth(past, now, ahead),
         requests=now.queued_requests,
         waiting_for_decode=waiting,
         margin=margin,

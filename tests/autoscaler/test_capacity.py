@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from dataclasses import replace
 
@@ -92,6 +93,16 @@ def test_a_sure_rise_goes_on_until_an_engine_is_ready() -> None:
 def test_a_steep_rise_is_seen_before_half_a_minute_is_over() -> None:
     steep = arrivals(2, 2, 2)[:37] + [Measured(interval_seconds=2.0, arrived_seconds=16.0)] * 8
     assert forecast(steep[:-1], steep[-1], 30.0).offered_engines == pytest.approx(12.0)
+
+
+@pytest.mark.parametrize(("errors", "is_sure"), [(3.2, False), (3.8, True)])
+def test_a_rise_of_three_standard_errors_may_be_chance(errors: float, is_sure: bool) -> None:
+    steady = [Measured(interval_seconds=1.0, arrived_seconds=3.0)] * 200
+    dispersion = forecast(steady[:-1], steady[-1], 30.0).dispersion_seconds
+    squared = errors * errors * dispersion / 15  # rise² = squared * (former mean + mean)
+    mean = 3.0 + (squared + math.sqrt(squared * (squared + 24.0))) / 2
+    rising = [*steady[:-15], *[Measured(interval_seconds=1.0, arrived_seconds=mean)] * 15]
+    assert (forecast(rising[:-1], rising[-1], 30.0).offered_engines >= mean) == is_sure
 
 
 def test_a_stream_of_few_large_prompts_hardly_ever_looks_like_a_rise() -> None:

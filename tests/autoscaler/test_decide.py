@@ -234,6 +234,17 @@ def test_a_queue_that_does_not_move_waits_for_pages() -> None:
         assert (found.wanted, found.reason) == (desired, "KvPages" if desired > 1 else "Enough")
 
 
+def test_page_use_is_forecast_for_one_start() -> None:
+    """Pages fill by 0.5 % of an engine a second: in a start of 30 s, by 15 %."""
+    history, starting = History(), pool(MIXED, 1, start_seconds=30.0)
+    for at in range(0, 92, 2):
+        load = engine(running_requests=20, kv_used=0.2 + 0.005 * at)
+        sample = seen([load], starting, at=float(at))
+        decision = decide(wanting(), history, sample)
+        history = history.with_tick(Tick(sample, decision))
+    assert "requests need the pages of 0.80 engines" in decision.message
+
+
 def test_a_queue_behind_full_rows_waits_for_rows_and_not_for_pages() -> None:
     load: dict[str, Any] = {"max_running_requests": 20, "running_requests": 20, "kv_used": 0.1}
     before = engine(**load, queued_requests=5, queued_tokens=500)

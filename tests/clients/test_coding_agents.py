@@ -113,7 +113,7 @@ def forcing(engine: str, force: Callable[[Body], Body]) -> Iterator[tuple[str, l
     requests: list[Body] = []
     own = {"engine": engine, "requests": requests, "force": staticmethod(force)}
     with ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Forcing,), own)) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_port}", requests

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from sluice_kernels import native, reference
 from torch import Tensor
+
+from tests.pairwise import matrix
 
 LAYERS = 2
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
@@ -100,17 +101,9 @@ def assert_close(actual: Tensor, wanted: Tensor, within: float, isa: str) -> Non
     )
 
 
-CASES = list(product(ROWS, HEADS, (1, 16, 48)))
-
-
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize(
-    ("kind", "heads", "page_size"),
-    [
-        # One in three has all pairs of rows and heads, of rows and pages, of heads and pages.
-        pytest.param(*case, marks=() if sum(places) % 3 == 0 else pytest.mark.full)
-        for case, places in zip(CASES, product(range(4), range(8), range(3)), strict=True)
-    ],
+    ("kind", "heads", "page_size", "dtype"),
+    matrix(ROWS, HEADS, (1, 16, 48), TOLERANCE, others=pytest.mark.full),
     ids=str,
 )
 def test_every_row_attends_to_its_own_past(
@@ -135,8 +128,9 @@ def test_scores_that_grow_and_scores_far_apart_are_weighed_right(
         assert_close(actual, wanted, 8 * TOLERANCE[dtype], isa)
 
 
-@pytest.mark.parametrize("heads", HEADS, ids=str)
-@pytest.mark.parametrize("kind", ROWS)
+@pytest.mark.parametrize(
+    ("kind", "heads"), matrix(ROWS, HEADS, others=pytest.mark.full, together=1), ids=str
+)
 def test_bfloat16_is_as_near_as_its_rounding(isas: Iterator[str], kind: str, heads: Heads) -> None:
     """Outputs over many tokens are small: a lost token hides in an absolute tolerance."""
     given = step(ROWS[kind], heads, 16, torch.bfloat16)
@@ -175,9 +169,11 @@ def test_the_library_shares_work_among_threads() -> None:
     assert b"GOMP_parallel" in native.LIBRARY.read_bytes()
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("normed", [True, False])
-@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize(
+    ("heads", "normed", "dtype"),
+    matrix(HEADS, [True, False], TOLERANCE, others=pytest.mark.full),
+    ids=str,
+)
 def test_rotation_stores_where_it_is_told(
     isas: Iterator[str], heads: Heads, normed: bool, dtype: torch.dtype
 ) -> None:

@@ -7,10 +7,9 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
-import anthropic
 import httpx
 import pytest
 from aiohttp import web
@@ -22,6 +21,10 @@ from tests.router import fakes
 from tests.router.private_engines import KEY
 from tests.router.test_resume import resumed, until_private_calls
 from tests.runtime.server.conftest import MODEL, Server, running_server
+
+# Its import takes a second of processor time, which unit tests do without.
+if TYPE_CHECKING:
+    import anthropic
 
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 BODY: dict[str, Any] = {
@@ -39,6 +42,8 @@ async def routed(
 ) -> AsyncIterator[tuple[anthropic.AsyncAnthropic, list[Server], str]]:
     """Anthropic's client of a router before engines that take private calls; the router's metrics
     are at the URL."""
+    import anthropic
+
     key = tmp_path / "key"
     key.write_bytes(KEY)
     async with AsyncExitStack() as stack:
@@ -77,6 +82,8 @@ async def test_a_stream_goes_on_with_another_engine(tmp_path: Path) -> None:
 
 @pytest.mark.process
 async def test_an_error_of_an_engine_has_anthropic_s_form(tmp_path: Path) -> None:
+    import anthropic
+
     async with routed(tmp_path, 1) as (claude, (server,), _):
         for streamed in (False, True):
             with pytest.raises(anthropic.NotFoundError) as unknown:

@@ -240,7 +240,7 @@ async def test_a_refused_optional_kind_is_told_apart_and_stops_nothing(
     assert cluster.condition(INFERENCE_SERVICE, "Updated")[1] == "Applying"
     assert cluster.condition(INFERENCE_SERVICE, "OptionalKindsApplied")[0] != "True"
 
-    await cluster.reconcile(INFERENCE_SERVICE, seconds=60)
+    await cluster.reconcile(INFERENCE_SERVICE, seconds=40)
     status, reason, message = cluster.condition(INFERENCE_SERVICE, "OptionalKindsApplied")
     assert (status, reason) == ("False", "ApplyFailed")
     assert f"{path}chat" in message

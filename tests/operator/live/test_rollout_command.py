@@ -58,6 +58,13 @@ async def sluice(
     return run
 
 
+@pytest.fixture
+async def chat(cluster: Cluster, namespace: str, start_operator: StartOperator) -> None:
+    """A service that an operator keeps and that serves."""
+    start_operator()
+    await chat_that_serves(cluster, namespace)
+
+
 def complete_ones(found: State) -> list[Revision]:
     kind = {"kind": CONTROLLER_REVISION.kind}  # which items of a list do not have
     return revisions_of(tuple(item | kind for item in found.values())).complete
@@ -84,15 +91,13 @@ async def with_chunk(cluster: Cluster, namespace: str, chunk: int) -> None:
     await cluster.until(DEPLOYMENT, namespace, lambda found: len(found) == 2)
 
 
+@pytest.mark.usefixtures("chat")
 async def test_a_spec_that_was_complete_is_gone_back_to(
     cluster: Cluster,
     namespace: str,
-    start_operator: StartOperator,
     sluice: Sluice,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    start_operator()
-    await chat_that_serves(cluster, namespace)
     await cluster.until(CONTROLLER_REVISION, namespace, recorded(1, None))
     await with_chunk(cluster, namespace, 256)
     await cluster.until(CONTROLLER_REVISION, namespace, recorded(2, 256))
@@ -117,11 +122,10 @@ async def test_a_spec_that_was_complete_is_gone_back_to(
     assert lines[-1].endswith("now")
 
 
+@pytest.mark.usefixtures("chat")
 async def test_a_restart_leaves_names_and_settings_as_they_are(
-    cluster: Cluster, namespace: str, start_operator: StartOperator, sluice: Sluice
+    cluster: Cluster, namespace: str, sluice: Sluice
 ) -> None:
-    start_operator()
-    await chat_that_serves(cluster, namespace)
     await comes_to_rest(cluster, namespace)
     before = await cluster.list(DEPLOYMENT, namespace)
     assert await sluice("restart") == 0
@@ -148,15 +152,13 @@ async def labelled(cluster: Cluster, namespace: str, percent: str | None) -> Non
     await cluster.until(SERVICE, namespace, is_so)
 
 
+@pytest.mark.usefixtures("chat")
 async def test_a_canary_is_promoted_and_another_one_aborted(
     cluster: Cluster,
     namespace: str,
-    start_operator: StartOperator,
     sluice: Sluice,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    start_operator()
-    await chat_that_serves(cluster, namespace)
     await cluster.until(CONTROLLER_REVISION, namespace, recorded(1, None))
     assert await sluice("promote") == 1
     assert "spec.rollout.canary is not set" in capsys.readouterr().err

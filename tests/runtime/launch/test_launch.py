@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,13 @@ DUMMY = {"uri": "dummy://qwen3-tiny"}
 NO_CACHE = {"schedulingPolicy": "lpm", "prefixCache": False}
 
 
+@pytest.fixture
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher starts none while it checks the file."""
+    monkeypatch.setattr(launch, "_waiting_engine", lambda _: nullcontext())
+
+
+@pytest.mark.usefixtures("no_engine")
 @pytest.mark.parametrize(
     ("config", "reason", "says"),
     [
@@ -79,6 +87,7 @@ def test_a_bad_file_is_one_line_and_a_termination_message(
     assert says in left.message
 
 
+@pytest.mark.usefixtures("no_engine")
 @pytest.mark.parametrize("adapters", [{}, {"adaptersFile": "/adapters.json"}])
 def test_what_is_not_read_without_adapters_is_warned_of(
     adapters: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -157,6 +166,7 @@ def test_threads_are_read_before_the_file_is_checked(
     assert configured_threads(path) == threads
 
 
+@pytest.mark.usefixtures("no_engine")
 @pytest.mark.parametrize("content", [None, b"", b"{", b"\xff"])
 def test_a_file_that_is_no_json_is_refused(
     content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -7,7 +7,6 @@ On a CPU the wrappers are the library's own, over kernels in torch (`flashinfer_
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import pytest
@@ -27,6 +26,7 @@ from sluice_runtime.layers.flashinfer_library import (
 from sluice_runtime.layers.rope import Rope, angles_of, inverse_frequencies
 from torch import Tensor
 
+from tests.pairwise import matrix
 from tests.runtime.layers.flashinfer_kernels import flashinfer_on_cpu
 from tests.runtime.layers.layouts import ROWS, Row, layout
 
@@ -137,16 +137,9 @@ def moved(where: TokenLayout, place: torch.device) -> TokenLayout:
     return replace(where, **tensors)
 
 
-CASES = list(product(STEPS, (1, 16), HEADS, TARGETS))
-
-
 @pytest.mark.parametrize(
     ("name", "page_size", "group", "target"),
-    [
-        # One in three has all pairs of two of them.
-        pytest.param(*case, marks=() if sum(places) % 3 == 0 else pytest.mark.full)
-        for case, places in zip(CASES, product(*map(range, (5, 2, 6, 2))), strict=True)
-    ],
+    matrix(STEPS, (1, 16), HEADS, TARGETS, others=pytest.mark.full),
 )
 def test_every_kind_of_step_agrees_with_plain_torch(
     name: str, page_size: int, group: str, target: str, library: Any
@@ -154,24 +147,34 @@ def test_every_kind_of_step_agrees_with_plain_torch(
     assert_same(TARGETS[target], library, name, page_size, group)
 
 
-@pytest.mark.parametrize("name", STEPS)
-@pytest.mark.parametrize(("page_size", "group", "target"), [(1, "2", "fa2"), (16, "4", "fa3")])
-@pytest.mark.parametrize("windows", [(None, 18), (1, 18), (500, None)], ids=str)
+KERNELS = [(1, "2", "fa2"), (16, "4", "fa3")]
+
+
+@pytest.mark.parametrize(
+    ("name", "kernel", "windows"),
+    matrix(STEPS, KERNELS, [(None, 18), (1, 18), (500, None)], others=pytest.mark.full),
+    ids=str,
+)
 def test_layers_with_and_without_a_window_agree_with_plain_torch(
-    windows: tuple[int | None, ...], name: str, page_size: int, group: str, target: str,
-    library: Any,
-) -> None:  # fmt: skip
+    name: str, kernel: tuple[int, str, str], windows: tuple[int | None, ...], library: Any
+) -> None:
     """Windows of one token, of more than a page, and of more than any context."""
+    page_size, group, target = kernel
     assert_same(TARGETS[target], library, name, page_size, group, windows=windows)
 
 
-@pytest.mark.parametrize("name", STEPS)
-@pytest.mark.parametrize(("page_size", "group", "target"), [(1, "2", "fa2"), (16, "16", "fa3")])
-@pytest.mark.parametrize("windows", [(None, 18), (None, None)], ids=str)
+KERNELS_OF_SINKS = [(1, "2", "fa2"), (16, "16", "fa3")]
+
+
+@pytest.mark.parametrize(
+    ("name", "kernel", "windows"),
+    matrix(STEPS, KERNELS_OF_SINKS, [(None, 18), (None, None)], others=pytest.mark.full),
+    ids=str,
+)
 def test_layers_with_sinks_agree_with_plain_torch(
-    windows: tuple[int | None, ...], name: str, page_size: int, group: str, target: str,
-    library: Any,
-) -> None:  # fmt: skip
+    name: str, kernel: tuple[int, str, str], windows: tuple[int | None, ...], library: Any
+) -> None:
+    page_size, group, target = kernel
     assert_same(TARGETS[target], library, name, page_size, group, windows=windows, sinks=True)
 
 
@@ -204,9 +207,9 @@ BY_HEAD = KvScales(torch.tensor([[0.5, 0.02], [1, 1]]), torch.tensor([[0.03, 0.0
 SCALES = {"one a layer": BY_LAYER, "one a head": BY_HEAD}
 
 
-@pytest.mark.parametrize("name", STEPS)
-@pytest.mark.parametrize("group", ["2", "4"])
-@pytest.mark.parametrize("scales", SCALES)
+@pytest.mark.parametrize(
+    ("name", "group", "scales"), matrix(STEPS, ["2", "4"], SCALES, others=pytest.mark.full)
+)
 def test_of_8_bits_every_kind_of_step_agrees_with_plain_torch(
     name: str, group: str, scales: str, library: Any
 ) -> None:

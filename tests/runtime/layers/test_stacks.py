@@ -20,6 +20,7 @@ from sluice_runtime.layers.stacks import Operators, PlainStack, ShardedStack
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from tests.pairwise import matrix
 from tests.runtime.layers.layouts import layout
 
 MISSING = native.load()
@@ -84,10 +85,11 @@ STACKS: dict[str, Make] = {
 }
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("head_norms", [True, False])
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("name", STACKS)
+@pytest.mark.parametrize(
+    ("name", "dtype", "head_norms", "page_size"),
+    matrix(STACKS, TOLERANCE, [True, False], [1, 16], others=pytest.mark.full),
+    ids=str,
+)
 def test_stacks_agree(name: str, dtype: torch.dtype, head_norms: bool, page_size: int) -> None:
     weights = layers(dtype, head_norms=head_norms)
     wanted = computed(PlainStack(weights, SHAPE, TORCH.operators), dtype, page_size)
@@ -128,9 +130,11 @@ ROUNDED = 0.03
 """Of a result, by which matrices of 8 bits change it."""
 
 
-@pytest.mark.parametrize("inner", [1, 9, INNER])
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("shards", [0, 1, 2, 4])
+@pytest.mark.parametrize(
+    ("dtype", "shards", "inner"),
+    matrix(TOLERANCE, [0, 1, 2, 4], [1, 9, INNER], others=pytest.mark.full),
+    ids=str,
+)
 def test_matrices_of_8_bits_compute_about_the_same(
     dtype: torch.dtype, shards: int, inner: int
 ) -> None:
@@ -244,13 +248,15 @@ class InParts:
         raise AssertionError("no step computes a part of these")
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("make", STACKS.values(), ids=STACKS)
-@pytest.mark.parametrize("head_norms", [True, False])
+@pytest.mark.parametrize(
+    ("name", "head_norms", "dtype"),
+    matrix(STACKS, [True, False], TOLERANCE, others=pytest.mark.full),
+    ids=str,
+)
 def test_parts_one_after_the_other_compute_what_the_whole_does(
-    make: Make, head_norms: bool, dtype: torch.dtype
+    name: str, head_norms: bool, dtype: torch.dtype
 ) -> None:
-    whole = make(layers(dtype, head_norms=head_norms))
+    whole = STACKS[name](layers(dtype, head_norms=head_norms))
     seen = computed(InParts(whole), dtype)
     for actual, expected in zip(seen, computed(whole, dtype), strict=True):
         assert (actual - expected).norm() <= TOLERANCE[dtype] * expected.norm()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from sluice_runtime.model.streamed_weights import StreamedWeights
 from sluice_runtime.model.weights import Checkpoint, MappedWeights, WeightSource
 from torch import Tensor
 
+from tests.pairwise import matrix
 from tests.runtime.model.quantised_checkpoints import (
     SCHEMES,
     awq,
@@ -60,12 +62,18 @@ def read(
     return part
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-@pytest.mark.parametrize("split", [Split.ROWS, Split.COLUMNS])
+# Each scheme is cut both ways, by some number of ranks.
+CUTS = matrix(
+    list(product(SCHEMES, [Split.ROWS, Split.COLUMNS])), [1, 2, 3, 4], others=pytest.mark.full,
+    together=1,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("cut", "ranks"), CUTS, ids=str)
 def test_the_parts_of_all_ranks_joined_are_the_numbers_that_are_meant(
-    tmp_path: Path, scheme: str, ranks: int, split: Split
+    tmp_path: Path, cut: tuple[str, Split], ranks: int
 ) -> None:
+    scheme, split = cut
     meant = write(tmp_path, scheme)
     with Checkpoint(tmp_path) as checkpoint:
         parts = [

@@ -31,6 +31,7 @@ from sluice_runtime.model.weights import (
 from torch import Tensor
 from torch.testing import assert_close
 
+from tests.pairwise import matrix
 from tests.runtime.layers.layouts import layout
 
 TENSORS = {
@@ -96,15 +97,22 @@ def streamed(checkpoint: Checkpoint) -> Iterator[StreamedWeights]:
         yield source
 
 
-@pytest.fixture(params=["mapped", "streamed"])
+SOURCES = ["mapped", "streamed"]
+
+
+@pytest.fixture(params=SOURCES)
 def source(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> Any:
     if request.param == "mapped":
         return MappedWeights(checkpoint)
     return request.getfixturevalue("streamed")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 64])
+@pytest.mark.parametrize(
+    ("source", "ranks", "dtype"),
+    matrix(SOURCES, [1, 2, 3, 4, 64], [torch.float32, torch.bfloat16], others=pytest.mark.full),
+    ids=str,
+    indirect=["source"],
+)
 def test_the_parts_of_all_ranks_joined_are_the_whole(
     source: WeightSource, ranks: int, dtype: torch.dtype
 ) -> None:

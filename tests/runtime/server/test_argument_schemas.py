@@ -28,14 +28,14 @@ from sluice_runtime.server.tools.plan import ToolPlan, plan_tools
 from sluice_runtime.server.tools.xml_values import kinds_of
 
 from tests.examples import examples
+from tests.pairwise import matrix
 from tests.runtime.grammar.drawing import BYTES, accepts, matcher_of
 from tests.runtime.grammar.schema_values import value_for
 
 VALIDATOR = jsonschema.Draft202012Validator
 FORMAT_CHECKER = VALIDATOR.FORMAT_CHECKER
-EVERY = pytest.mark.parametrize(
-    "form", FORMATS, ids=[f"{form.name}-{type(form.grammar).__name__}" for form in FORMATS]
-)
+FORMS = {f"{form.name}-{type(form.grammar).__name__}": form for form in FORMATS}
+EVERY = pytest.mark.parametrize("form", FORMATS, ids=FORMS)
 EMAIL = {
     "type": "string",
     "format": "email",
@@ -112,21 +112,19 @@ def refusal(form: ToolFormat, **fields: Any) -> InvalidRequestError:
     return error.value
 
 
-@EVERY
+HOLDING: dict[str, dict[str, Any]] = {
+    "required": {"tool_choice": "required"},
+    "single": {"parallel_tool_calls": False},
+    "format": {"response_format": FORMAT},
+    "strict": {"tools": [STRICT, *BOTH]},
+}
+
+
 @pytest.mark.parametrize(
-    "fields",
-    [
-        {"tool_choice": "required"},
-        {"parallel_tool_calls": False},
-        {"response_format": FORMAT},
-        {"tools": [STRICT, *BOTH]},
-    ],
-    ids=["required", "single", "format", "strict"],
+    ("name", "holding"), matrix(FORMS, HOLDING, others=pytest.mark.full, together=1)
 )
-def test_what_no_grammar_enforces_is_left_out_and_named(
-    form: ToolFormat, fields: dict[str, Any]
-) -> None:
-    assert left_out(form, **{"tools": BOTH, **fields}) == LEFT_OUT
+def test_what_no_grammar_enforces_is_left_out_and_named(name: str, holding: str) -> None:
+    assert left_out(FORMS[name], **{"tools": BOTH, **HOLDING[holding]}) == LEFT_OUT
 
 
 def test_a_tool_that_is_not_offered_is_not_named() -> None:
@@ -141,12 +139,12 @@ STRICTLY_REFUSED = [
 ]
 
 
-@EVERY
-@pytest.mark.parametrize(("parameters", "says"), STRICTLY_REFUSED)
-def test_a_strict_tool_is_refused_by_name_and_place(
-    form: ToolFormat, parameters: Any, says: str
-) -> None:
-    error = refusal(form, tools=[*BOTH, tool("f", parameters, strict=True)])
+@pytest.mark.parametrize(
+    ("name", "refused"), matrix(FORMS, STRICTLY_REFUSED, others=pytest.mark.full, together=1)
+)
+def test_a_strict_tool_is_refused_by_name_and_place(name: str, refused: tuple[Any, str]) -> None:
+    parameters, says = refused
+    error = refusal(FORMS[name], tools=[*BOTH, tool("f", parameters, strict=True)])
     assert error.param == "tools.f"
     assert str(error).startswith(f"tools.f: {says}")
 
@@ -302,11 +300,13 @@ class _Json(str):
     """A value as it is written."""
 
 
-@EVERY
-@pytest.mark.parametrize(("schema", "values"), ARGUMENTS, ids=str)
-def test_arguments_are_held_to_what_the_schema_says(
-    form: ToolFormat, schema: dict[str, Any], values: list[dict[str, Any]]
-) -> None:
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    matrix(FORMS, ARGUMENTS, others=pytest.mark.full, together=1),
+    ids=str,
+)
+def test_arguments_are_held_to_what_the_schema_says(name: str, arguments: Any) -> None:
+    form, (schema, values) = FORMS[name], arguments
     parameters = parameters_of(schema)
     matcher, validator = (
         calls_matcher(form, parameters),

@@ -13,9 +13,11 @@ from sluice_runtime.errors import InvalidRequestError, ModelLoadError, TemplateF
 from sluice_runtime.model.chat_template import load_chat_template
 from sluice_runtime.model.files import ModelFiles, resolve
 from sluice_runtime.server.tools.formats import HERMES, tool_format_of
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from tests.examples import examples
+
+# One worker imports transformers, and no other.
+pytestmark = pytest.mark.xdist_group("transformers")
 
 MESSAGES = [{"role": "user", "content": "hi <b>"}]
 NOW = 1.7e9
@@ -267,6 +269,8 @@ TRANSFORMERS_MESSAGES = [
 
 
 def of_transformers(source: str, **variables: Any) -> str:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
     rendered: Any = render_jinja_template(
         [TRANSFORMERS_MESSAGES], chat_template=source, add_generation_prompt=True, **variables
     )

@@ -6,14 +6,15 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
+import pytest_asyncio
 from sluice_contract.cluster.labels import Role
 from sluice_contract.wire.handover import PREFILL_HEADER, Bound, PrefillRef, signed_header
 from sluice_contract.wire.load import MEASURED_BYTES, HandoverQueues
@@ -23,6 +24,8 @@ from sluice_runtime.wire.messages import Generate, HandoverLoad, Heartbeat, Pref
 
 from tests.runtime.server.conftest import MODEL, Server, running_server, until
 from tests.runtime.server.fake_engine import NO_QUEUES, READY, load
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 KEY = b"k" * 32
 PREFILL = PrefillRef(host="10.0.0.7", port=8998, epoch="e7", name="chat-prefill-x")
@@ -55,34 +58,53 @@ async def server_of(role: Role) -> AsyncIterator[Server]:
             yield server
 
 
+Servers = dict[Role, Server]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running() -> AsyncIterator[Servers]:
+    async with AsyncExitStack() as stack:
+        yield {role: await stack.enter_async_context(server_of(role)) for role in Role}
+
+
+@pytest.fixture
+def servers(running: Servers) -> Iterator[Servers]:
+    """Servers of the module by role, whose engines have heard nothing yet."""
+    for server in running.values():
+        server.engine.heard.clear()
+    yield running
+    for server in running.values():
+        server.engine.refuse_with = server.engine.refusal = None
+
+
 async def refusal(server: Server, path: str, headers: dict[str, str]) -> tuple[int, str, str]:
     response = await server.http.post(path, json=BODIES[path], headers=headers)
     error = response.json()["error"]
     return response.status_code, error["code"], error["message"]
 
 
-async def test_a_decode_engine_serves_only_what_the_router_signed() -> None:
-    async with server_of(Role.DECODE) as server:
-        for path, body in BODIES.items():
-            status, code, message = await refusal(server, path, {})
-            assert (status, code) == (400, "wrong_role")
-            assert message == "this engine only decodes; requests go to the service's router"
-            assert server.engine.of(Generate) == []
-            answer = await server.http.post(path, json=body, headers=header(path, body))
-            assert answer.status_code == 200, answer.text
-            (generate,) = server.engine.of(Generate)
-            assert isinstance(generate, Generate)
-            assert generate.prefill == PrefillEngine("10.0.0.7", 8998, "e7", "chat-prefill-x")
-            server.engine.heard.clear()
+async def test_a_decode_engine_serves_only_what_the_router_signed(servers: Servers) -> None:
+    server = servers[Role.DECODE]
+    for path, body in BODIES.items():
+        status, code, message = await refusal(server, path, {})
+        assert (status, code) == (400, "wrong_role")
+        assert message == "this engine only decodes; requests go to the service's router"
+        assert server.engine.of(Generate) == []
+        answer = await server.http.post(path, json=body, headers=header(path, body))
+        assert answer.status_code == 200, answer.text
+        (generate,) = server.engine.of(Generate)
+        assert isinstance(generate, Generate)
+        assert generate.prefill == PrefillEngine("10.0.0.7", 8998, "e7", "chat-prefill-x")
+        server.engine.heard.clear()
 
 
-async def test_every_choice_names_the_prefill_engine() -> None:
-    async with server_of(Role.DECODE) as server:
-        body = {"model": MODEL, "prompt": ["ab", "cd"], "n": 2, "max_tokens": 1}
-        sent = header("/v1/completions", body)
-        await server.http.post("/v1/completions", json=body, headers=sent)
-        heard = [message for message in server.engine.of(Generate) if isinstance(message, Generate)]
-        assert [message.prefill and message.prefill.epoch for message in heard] == ["e7"] * 4
+async def test_every_choice_names_the_prefill_engine(servers: Servers) -> None:
+    server = servers[Role.DECODE]
+    body = {"model": MODEL, "prompt": ["ab", "cd"], "n": 2, "max_tokens": 1}
+    sent = header("/v1/completions", body)
+    await server.http.post("/v1/completions", json=body, headers=sent)
+    heard = [message for message in server.engine.of(Generate) if isinstance(message, Generate)]
+    assert [message.prefill and message.prefill.epoch for message in heard] == ["e7"] * 4
 
 
 @pytest.mark.parametrize(
@@ -97,85 +119,91 @@ async def test_every_choice_names_the_prefill_engine() -> None:
     ],
 )
 async def test_a_header_that_the_router_did_not_sign_for_the_request_is_refused(
-    given: dict[str, str], says: str
+    given: dict[str, str], says: str, servers: Servers
 ) -> None:
     raw = [(name.encode(), value.encode("latin-1")) for name, value in given.items()]
-    async with server_of(Role.DECODE) as server:
-        path = "/v1/completions"
-        response = await server.http.post(path, json=BODIES[path], headers=raw)
-        error = response.json()["error"]
-        assert (response.status_code, error["code"]) == (403, "invalid_signature")
-        assert says in error["message"]
-        assert server.engine.of(Generate) == []
+    server = servers[Role.DECODE]
+    path = "/v1/completions"
+    response = await server.http.post(path, json=BODIES[path], headers=raw)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (403, "invalid_signature")
+    assert says in error["message"]
+    assert server.engine.of(Generate) == []
 
 
-async def test_a_prefill_engine_serves_no_request() -> None:
-    async with server_of(Role.PREFILL) as server:
-        for path in BODIES:
-            status, code, message = await refusal(server, path, {})
-            assert (status, code) == (400, "wrong_role")
-            assert "only computes prompts" in message
-        assert server.engine.of(Generate) == []
-
-
-async def test_a_router_that_takes_a_prefill_engine_for_a_decode_engine_asks_another() -> None:
-    async with server_of(Role.PREFILL) as server:
-        status, code, message = await refusal(server, "/v1/completions", header())
-        assert (status, code) == (503, "unavailable")
-        assert message == "this engine only computes prompts, and decoded until a moment ago"
-
-
-async def test_a_mixed_engine_refuses_the_header() -> None:
-    async with server_of(Role.MIXED) as server:
-        status, code, message = await refusal(server, "/v1/completions", header())
+async def test_a_prefill_engine_serves_no_request(servers: Servers) -> None:
+    server = servers[Role.PREFILL]
+    for path in BODIES:
+        status, code, message = await refusal(server, path, {})
         assert (status, code) == (400, "wrong_role")
-        assert message == f"{PREFILL_HEADER}: not allowed; this engine computes prompts itself"
-        answer = await server.http.post("/v1/completions", json=BODIES["/v1/completions"])
-        assert answer.status_code == 200
+        assert "only computes prompts" in message
+    assert server.engine.of(Generate) == []
+
+
+async def test_a_router_that_takes_a_prefill_engine_for_a_decode_engine_asks_another(
+    servers: Servers,
+) -> None:
+    server = servers[Role.PREFILL]
+    status, code, message = await refusal(server, "/v1/completions", header())
+    assert (status, code) == (503, "unavailable")
+    assert message == "this engine only computes prompts, and decoded until a moment ago"
+
+
+async def test_a_mixed_engine_refuses_the_header(servers: Servers) -> None:
+    server = servers[Role.MIXED]
+    status, code, message = await refusal(server, "/v1/completions", header())
+    assert (status, code) == (400, "wrong_role")
+    assert message == f"{PREFILL_HEADER}: not allowed; this engine computes prompts itself"
+    answer = await server.http.post("/v1/completions", json=BODIES["/v1/completions"])
+    assert answer.status_code == 200
 
 
 @pytest.mark.parametrize("role", Role)
-async def test_every_engine_can_be_asked_whether_it_draws_tokens(role: Role) -> None:
-    async with server_of(role) as server:
-        assert (await server.http.get("/health_generate")).status_code == 200
-        (probe,) = server.engine.of(Generate)
-        assert isinstance(probe, Generate)
-        assert probe.prefill is None
+async def test_every_engine_can_be_asked_whether_it_draws_tokens(
+    role: Role, servers: Servers
+) -> None:
+    server = servers[role]
+    assert (await server.http.get("/health_generate")).status_code == 200
+    (probe,) = server.engine.of(Generate)
+    assert isinstance(probe, Generate)
+    assert probe.prefill is None
 
 
 @pytest.mark.parametrize("code", ["prefill_failed", "prefill_unavailable"])
-async def test_a_failed_prefill_has_codes_of_its_own(code: Refusal) -> None:
-    async with server_of(Role.DECODE) as server:
-        server.engine.refuse_with, server.engine.refusal = "prefill p-1: gone", code
-        for stream in (False, True):
-            body = BODIES["/v1/completions"] | {"stream": stream}
-            sent = header("/v1/completions", body)
-            response = await server.http.post("/v1/completions", json=body, headers=sent)
-            assert response.status_code == 503
-            assert response.headers["retry-after"] == "2"
-            error = response.json()["error"]
-            assert (error["code"], error["message"]) == (code, "prefill p-1: gone")
+async def test_a_failed_prefill_has_codes_of_its_own(code: Refusal, servers: Servers) -> None:
+    server = servers[Role.DECODE]
+    server.engine.refuse_with, server.engine.refusal = "prefill p-1: gone", code
+    for stream in (False, True):
+        body = BODIES["/v1/completions"] | {"stream": stream}
+        sent = header("/v1/completions", body)
+        response = await server.http.post("/v1/completions", json=body, headers=sent)
+        assert response.status_code == 503
+        assert response.headers["retry-after"] == "2"
+        error = response.json()["error"]
+        assert (error["code"], error["message"]) == (code, "prefill p-1: gone")
 
 
-async def test_the_load_report_tells_queues_and_where_decode_engines_connect() -> None:
-    async with server_of(Role.PREFILL) as server:
-        queues = HandoverQueues(bootstrap=1, inflight=2, prealloc=3, transfer=4)
-        server.engine.say(msgspec.structs.replace(READY, bootstrap_port=9123))
-        await shown(server, HandoverLoad(), queues)
-        report = (await server.http.get("/load")).json()
-        assert report["role"] == "prefill"
-        assert report["bootstrapPort"] == 9123
-        assert report["handoverVersion"] == HANDOVER_VERSION
-        assert report["figures"]["queues"] == asdict(queues)
+async def test_the_load_report_tells_queues_and_where_decode_engines_connect(
+    servers: Servers,
+) -> None:
+    server = servers[Role.PREFILL]
+    queues = HandoverQueues(bootstrap=1, inflight=2, prealloc=3, transfer=4)
+    server.engine.say(msgspec.structs.replace(READY, bootstrap_port=9123))
+    await shown(server, HandoverLoad(), queues)
+    report = (await server.http.get("/load")).json()
+    assert report["role"] == "prefill"
+    assert report["bootstrapPort"] == 9123
+    assert report["handoverVersion"] == HANDOVER_VERSION
+    assert report["figures"]["queues"] == asdict(queues)
 
 
-async def test_a_mixed_engine_reports_no_port_and_no_queues() -> None:
-    async with server_of(Role.MIXED) as server:
-        report = (await server.http.get("/load")).json()
-        assert "bootstrapPort" not in report
-        assert "handoverVersion" not in report
-        assert "handover" not in report
-        assert set(report["figures"]["queues"].values()) == {0}
+async def test_a_mixed_engine_reports_no_port_and_no_queues(servers: Servers) -> None:
+    server = servers[Role.MIXED]
+    report = (await server.http.get("/load")).json()
+    assert "bootstrapPort" not in report
+    assert "handoverVersion" not in report
+    assert "handover" not in report
+    assert set(report["figures"]["queues"].values()) == {0}
 
 
 @pytest.mark.parametrize(
@@ -183,11 +211,11 @@ async def test_a_mixed_engine_reports_no_port_and_no_queues() -> None:
     [(0, 0.0, {}), (MEASURED_BYTES - 1, 0.01, {}), (10**9, 0.81, {"gigabytesPerSecond": 1.2})],
 )
 async def test_the_load_report_tells_what_carries_pages_and_once_it_is_known_how_fast(
-    read_bytes: int, read_seconds: float, rate: dict[str, float]
+    read_bytes: int, read_seconds: float, rate: dict[str, float], servers: Servers
 ) -> None:
-    async with server_of(Role.DECODE) as server:
-        await shown(server, HandoverLoad(read_bytes=read_bytes, read_seconds=read_seconds))
-        report = (await server.http.get("/load")).json()
+    server = servers[Role.DECODE]
+    await shown(server, HandoverLoad(read_bytes=read_bytes, read_seconds=read_seconds))
+    report = (await server.http.get("/load")).json()
     assert report["handover"] == {"backend": "TCP", "protocol": "tcp"} | rate
 
 

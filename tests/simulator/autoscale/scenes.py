@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable
 
 from sluice_autoscaler.sample import Sample
 from sluice_contract.cluster.labels import Role
@@ -22,21 +22,24 @@ def chats(seconds: float = 600.0, rate: float = 3.0, seed: int = 0) -> Trace:
     return trace_of(f"chats-{seed}", requests)
 
 
-class Erratic:
-    """Wants anything at any time, and remembers what it saw."""
+class Recording:
+    """A policy that remembers what it saw. `targets_at`: targets by the number of samples."""
 
-    interval_seconds = 7.0
     reads_reports = True
 
-    def __init__(self, roles: list[Role], seed: int, most: int) -> None:
-        self._draw = random.Random(seed)
-        self._roles = roles
-        self._most = most
+    def __init__(
+        self, targets_at: Callable[[int], Targets], interval_seconds: float = 10.0
+    ) -> None:
+        self.interval_seconds = interval_seconds
+        self._targets_at = targets_at
         self.samples: list[Sample] = []
 
     def targets(self, sample: Sample) -> Targets:
         self.samples.append(sample)
-        wanted: Mapping[Role, int] = {
-            role: self._draw.randint(1, self._most) for role in self._roles
-        }
-        return Targets(wanted)
+        return self._targets_at(len(self.samples))
+
+
+def erratic(roles: list[Role], seed: int, most: int) -> Recording:
+    """Wants anything at any time."""
+    draw = random.Random(seed)
+    return Recording(lambda _: Targets({role: draw.randint(1, most) for role in roles}), 7.0)

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 from sluice_autoscaler.decision import Move
-from sluice_autoscaler.sample import Sample
 from sluice_contract.cluster.labels import Role
 from sluice_simulator.autoscale.constants import AZURE
 from sluice_simulator.autoscale.fleet import AutoscaledFleet, rooms_of, target_of
@@ -18,7 +17,7 @@ from sluice_simulator.autoscale.step_times import StepTimes
 from sluice_simulator.autoscale.work import Work
 from sluice_simulator.traces.request import Trace, TraceRequest
 
-from tests.simulator.autoscale.scenes import Erratic, chats
+from tests.simulator.autoscale.scenes import Recording, chats, erratic
 
 MIXED, TWO = [Role.MIXED], [Role.PREFILL, Role.DECODE]
 
@@ -31,7 +30,7 @@ def run(trace: Trace, policy: object, first: dict[Role, int], **changed: object)
 @pytest.mark.parametrize("roles", [MIXED, TWO], ids=["mixed", "two-pools"])
 @pytest.mark.parametrize("seed", range(3))
 def test_every_request_ends_whatever_a_policy_wants(roles: list[Role], seed: int) -> None:
-    policy = Erratic(roles, seed, most=7)
+    policy = erratic(roles, seed, most=7)
     trail = run(chats(300.0, 2.0, seed), policy, dict.fromkeys(roles, 2), gpu_budget=6)
     for work in trail.works:
         assert work.arrival_seconds < work.first_token_seconds <= work.ended_seconds
@@ -198,31 +197,22 @@ def test_what_waits_for_pages_of_decode_engines_is_spread_over_them() -> None:
 
 
 def test_the_same_seed_is_the_same_replay() -> None:
-    runs = [run(chats(120.0), Erratic(MIXED, 1, most=4), {Role.MIXED: 2}).works for _ in range(2)]
+    runs = [run(chats(120.0), erratic(MIXED, 1, most=4), {Role.MIXED: 2}).works for _ in range(2)]
     assert all(
         (a.first_token_seconds, a.ended_seconds) == (b.first_token_seconds, b.ended_seconds)
         for a, b in zip(*runs, strict=True)
     )
 
 
-class Moving:
+def moving(samples: int) -> Targets:
     """One engine of two goes from prefill to decode, at the second look."""
-
-    interval_seconds = 10.0
-    reads_reports = True
-
-    def __init__(self) -> None:
-        self.samples: list[Sample] = []
-
-    def targets(self, sample: Sample) -> Targets:
-        self.samples.append(sample)
-        prefill, decode = (1, 3) if len(self.samples) > 1 else (2, 2)
-        move = Move(Role.PREFILL, Role.DECODE, 1, 3) if len(self.samples) == 2 else None
-        return Targets({Role.PREFILL: prefill, Role.DECODE: decode}, move=move)
+    prefill, decode = (1, 3) if samples > 1 else (2, 2)
+    move = Move(Role.PREFILL, Role.DECODE, 1, 3) if samples == 2 else None
+    return Targets({Role.PREFILL: prefill, Role.DECODE: decode}, move=move)
 
 
 def test_an_engine_that_moves_ends_its_work_first_and_is_ready_without_a_start() -> None:
-    policy = Moving()
+    policy = Recording(moving)
     both = {Role.PREFILL: 2, Role.DECODE: 2}
     trail = run(chats(120.0, 2.0), policy, both, gpu_budget=4, boot_seconds=1000.0)
     assert {pods for _, pods, _ in trail.counts} == {4}

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 from sluice_autoscaler.history import Tick
 from sluice_autoscaler.journal import JournalLine, read_journal
-from sluice_autoscaler.sample import Sample
 from sluice_contract.cluster.labels import Role
 from sluice_simulator.autoscale.constants import AZURE
 from sluice_simulator.autoscale.fleet import AutoscaledFleet
@@ -23,7 +22,7 @@ from sluice_simulator.autoscale.work import Work
 from sluice_simulator.traces.request import Trace, TraceRequest
 
 from tests.autoscaler.building import Service, wanting
-from tests.simulator.autoscale.scenes import chats
+from tests.simulator.autoscale.scenes import Recording, chats
 
 
 @pytest.mark.parametrize("budget", [4, 7])
@@ -40,22 +39,9 @@ def test_both_pools_and_what_drains_fit_into_the_budget_at_every_moment(budget: 
         assert wanted <= budget
 
 
-class Watching:
-    """Two engines, and what their reports counted."""
-
-    interval_seconds = 10.0
-    reads_reports = True
-
-    def __init__(self) -> None:
-        self.samples: list[Sample] = []
-
-    def targets(self, sample: Sample) -> Targets:
-        self.samples.append(sample)
-        return Targets({Role.MIXED: 2})
-
-
 def test_engines_count_each_request_once_and_late_ones_while_they_wait() -> None:
-    watching, constants = Watching(), replace(AZURE, hand_back_seconds=math.inf)
+    watching = Recording(lambda _: Targets({Role.MIXED: 2}))
+    constants = replace(AZURE, hand_back_seconds=math.inf)
     fleet = AutoscaledFleet(chats(200.0, 4.0), constants, watching, {Role.MIXED: 2})
     works = fleet.run().works
     waited = 0
