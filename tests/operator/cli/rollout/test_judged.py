@@ -9,6 +9,7 @@ from sluice_contract.wire.load import CanaryCounts
 from sluice_operator.cli.rollout.canary import next_step, no_requests
 from sluice_operator.cli.rollout.progress import as_text
 from sluice_operator.cli.rollout.session import Session
+from sluice_operator.kube.errors import UnavailableError
 from sluice_operator.kube.kinds import ENGINE_POOL, INFERENCE_SERVICE
 
 from tests.operator.cli.rollout.person import Person, rolled
@@ -86,6 +87,38 @@ async def test_a_revision_with_errors_is_halted_and_stays_so_until_it_is_promote
     await watched.decides(next_step)
     assert watched.text.startswith("tried again: step 1 of 2")
     assert (watched.counts, watched.progressing()) == ((1, 4), ("True", "CanaryStep"))
+
+
+@pytest.mark.parametrize("path", ["/deployments/chat-router", "/enginepools/chat-mixed"])
+async def test_a_worse_revision_gets_no_request_though_other_writes_fail(path: str) -> None:
+    watched = await Watched.rolled()
+    await watched.looks((0, 0), (0, 0))
+    watched.cluster.api.fails_at = path
+    watched.cluster.api.edit(INFERENCE_SERVICE, "chat", {"replicas": 3, "router": {"replicas": 3}})
+    for _ in range(2):
+        with pytest.raises(UnavailableError):
+            await watched.looks((640, 320), (2560, 3))
+    assert watched.label == f"{watched.new}.{watched.former}.0"
+    watched.cluster.api.fails_at = None
+    await watched.cluster.reconciled()
+    assert (watched.engines[watched.new], watched.progressing()) == (0, ("False", "CanaryWorse"))
+
+
+@pytest.mark.parametrize("step", [0, 1])
+async def test_a_change_of_the_routers_alone_changes_nothing_of_a_canary(step: int) -> None:
+    watched = await Watched.rolled()
+    for number in range(step + 1):
+        await watched.looks((number * MANY, 0), (3 * number * MANY, 0))
+    before = (watched.engines, watched.label, watched.state)
+    await watched.cluster.edited(router={"page": False})
+    assert (watched.engines, watched.label, watched.state) == before
+    await watched.decides(no_requests)
+    await watched.cluster.edited(router={"page": True})
+    assert (watched.counts, watched.progressing()) == ((0, 4), ("False", "CanaryAborted"))
+    await watched.decides(next_step)
+    assert (watched.counts, watched.progressing()) == ((1, 4), ("True", "CanaryStep"))
+    await watched.cluster.edited(engine={"chunkSize": 128})
+    assert (watched.state.step, watched.state.decision) == (0, 0), "other engines begin anew"
 
 
 async def test_a_worse_revision_that_is_held_stays_where_it_is() -> None:
