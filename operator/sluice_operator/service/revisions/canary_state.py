@@ -30,6 +30,8 @@ class CanaryState:
     """Number of the person's decision that led here; 0: none has."""
     why: str = ""
     """The numbers by which the operator decided last, for people."""
+    reached: int = 0
+    """How many steps had all their engines ready once."""
     learnt: Mapping[str, Any] = field(default_factory=dict)
     """What was learnt in the step, as JSON."""
 
@@ -42,7 +44,8 @@ class CanaryState:
         step, but counts of routers go on."""
         if decision.decision <= self.decision:
             return self
-        return replace(decision, learnt=_counts_that_go_on(self.learnt))
+        reached = 0 if self.verdict in ENDED else self.reached
+        return replace(decision, reached=reached, learnt=_counts_that_go_on(self.learnt))
 
     def next_step(self, steps: int) -> CanaryState:
         """The state at the next one of so many steps, or promoted after the last one."""
@@ -58,9 +61,9 @@ FIRST_STEP: Final = CanaryState()
 def canary_state(noted: object) -> CanaryState:
     """Canary's state from the readable part of an annotation."""
     content = noted if isinstance(noted, dict) else {}
-    step, number = (
+    step, number, reached = (
         value if isinstance(value, int) and value > 0 else 0
-        for value in (content.get("step"), content.get("decision"))
+        for value in map(content.get, ("step", "decision", "reached"))
     )
     verdict, why, learnt = (content.get(key) for key in ("verdict", "why", "learnt"))
     known = cast(Verdict, verdict) if verdict in get_args(Verdict) else None
@@ -69,6 +72,7 @@ def canary_state(noted: object) -> CanaryState:
         known,
         number,
         why if isinstance(why, str) else "",
+        reached,
         learnt if isinstance(learnt, dict) else {},
     )
 

@@ -11,6 +11,7 @@ from sluice_operator.cli.rollout.progress import as_text
 from sluice_operator.cli.rollout.session import Session
 from sluice_operator.kube.errors import UnavailableError
 from sluice_operator.kube.kinds import ENGINE_POOL, INFERENCE_SERVICE
+from sluice_operator.service.revisions.canary_state import CanaryState
 
 from tests.operator.cli.rollout.person import Person, rolled
 from tests.operator.service.rollout.canary_world import counts, look
@@ -62,6 +63,7 @@ async def test_an_equal_revision_is_promoted_step_by_step_without_a_person(kille
         assert (watched.counts, watched.label) == (
             shares, f"{watched.new}.{watched.former}.{label}",
         )  # fmt: skip
+        assert watched.state.reached == minute + 1
     new = watched.new
     await watched.looks((5 * MANY, 100), (15 * MANY, 300))
     assert (watched.engines, watched.label) == ({new: 4}, None)
@@ -190,7 +192,7 @@ async def test_no_router_is_asked_where_a_person_judges() -> None:
     assert watched.progressing() == ("True", "CanaryStep")
     assert watched.cluster.looks.routers == ()
     await watched.looks((MANY, 20_000), (3 * MANY, 0))
-    assert (watched.counts, watched.state.learnt) == ((1, 4), {})
+    assert (watched.counts, watched.state) == ((1, 4), CanaryState(reached=1))
 
 
 async def test_status_shows_each_signal_with_a_bar() -> None:

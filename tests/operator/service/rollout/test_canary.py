@@ -49,7 +49,7 @@ def plan(present: Canary, replicas: int, desired: RolloutRevision | None = None)
 
 @pytest.mark.parametrize(
     ("replicas", "percent", "engines"),
-    [(1, 1, 1), (3, 25, 1), (4, 25, 1), (5, 25, 2), (8, 50, 4), (0, 25, 0)],
+    [(1, 1, 1), (3, 25, 1), (4, 25, 1), (5, 25, 2), (8, 50, 4)],
 )
 def test_a_canary_has_its_share_of_engines_beside_all_former_ones(
     replicas: int, percent: int, engines: int
@@ -75,6 +75,35 @@ def test_the_share_is_that_of_the_largest_step_whose_engines_are_ready(
     assert rollout.message.startswith(
         text + (", nothing is counted yet (`" if percent == 50 else until)
     )
+
+
+@pytest.mark.parametrize(
+    ("replicas", "engines", "percent", "reason"),
+    [
+        (4, 1, 25, "CanaryStep"),
+        (5, 1, 20, "CanaryStep"),
+        (40, 9, 22, "CanaryStep"),
+        (40, 0, 0, "RollingOut"),
+        (0, 0, 0, "RollingOut"),
+    ],
+)
+def test_a_share_that_was_reached_stays_with_the_engines_that_are_ready(
+    replicas: int, engines: int, percent: int, reason: str
+) -> None:
+    step = replace(canary(), state=CanaryState(reached=1))
+    rollout = plan(step, replicas, ready(engines))
+    assert rollout.canary == {MIXED: CanaryShare("b", "a", percent)}
+    assert (rollout.reason, rollout.is_judged) == (reason, percent > 0)
+    missing = "go to the new revision while engines for 25 % are missing"
+    assert (missing in rollout.message) is (0 < percent < 25)
+    after = replace(canary(), state=CanaryState(step=1, reached=1))
+    rollout = plan(after, replicas, ready(engines))
+    assert rollout.canary == {MIXED: CanaryShare("b", "a", percent)}
+    assert rollout.reason == "RollingOut", "a larger share waits for its engines"
+
+
+def test_a_step_without_engines_is_not_reached() -> None:
+    assert plan(canary(), 0, ready(0)).canary == {MIXED: CanaryShare("b", "a", 0)}
 
 
 def test_of_two_pools_the_share_waits_for_the_engines_of_both() -> None:
