@@ -45,7 +45,7 @@ CANARY_MUTATIONS: Final = (
     Mutation(
         "canary: engines end before the verdict is recorded",
         "canary",
-        'return replace(plan, learnt=replace(self.state, verdict="worse", why=LATE))',
+        'return replace(plan, learnt=replace(self.state, verdict="late", why=LATE))',
         "return replace(plan, shares={})",
         ("test_canary",),
         package=ROLLOUTS,

@@ -11,10 +11,11 @@ from typing import Any, Final, Literal, cast, get_args
 
 from sluice_operator.kube.kinds import Manifest
 
-Verdict = Literal["promoted", "aborted", "worse", "held"]
-"""End of a canary's steps. Promoted: to all requests. Aborted by a person, or found worse by the
-operator: it gets no request. Held: found worse, and stays where it is until a person decides."""
-ENDED: Final = frozenset({"aborted", "worse"})
+Verdict = Literal["promoted", "aborted", "worse", "late", "held"]
+"""End of a canary's steps. Promoted: to all requests. Aborted by a person, found worse by the
+operator, or late, as its engines were not ready in time: it gets no request. Held: found worse,
+and stays where it is until a person decides."""
+ENDED: Final = frozenset({"aborted", "worse", "late"})
 """Verdicts after which a revision gets no request any more."""
 
 

@@ -14,11 +14,13 @@ from typing import Final
 from sluice_contract.cluster.labels import CanaryShare, Role
 
 from sluice_operator.api.scaling import CanarySpec
+from sluice_operator.conditions.pods import first_failure
 from sluice_operator.conditions.reasons import (
     CANARY_ABORTED,
     CANARY_STALLED,
     CANARY_STEP,
     CANARY_WORSE,
+    ROLLOUT_HALTED,
 )
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.engine import revision_of
@@ -64,13 +66,15 @@ class Canary:
     ) -> Rollout:
         """A plan of `plan`, with what is learnt of the canary now. `engines`: pods of every
         revision; `looks`: answers of the routers."""
+        changed = {share.revision for share in plan.canary.values()} - {*plan.stable.values()}
+        pods = tuple(pod for pod in engines if revision_of(pod) in changed)
         if plan.learnt:
-            return plan
+            cause = first_failure(pods)
+            why = f"{plan.learnt.why} ({cause})" if cause else plan.learnt.why
+            return replace(plan, learnt=replace(plan.learnt, why=why))
         after = replace(self.state, reached=max(self.state.reached, self._reached(plan)))
         is_judged = self.spec.is_judged and self.state.verdict is None
         if is_judged:
-            changed = {share.revision for share in plan.canary.values()} - {*plan.stable.values()}
-            pods = tuple(pod for pod in engines if revision_of(pod) in changed)
             view = CanaryView(plan.canary, pods, looks if plan.is_judged else ())
             after = self.judge.after(after, view)
         learnt = None if after == self.state else after
@@ -179,11 +183,14 @@ class Canary:
         if self.state.verdict == "worse":
             text = f"The canary is worse: {self.state.why}: {AGAIN}."
             return replace(plan, reason=CANARY_WORSE, message=text, is_ended=True)
+        if self.state.verdict == "late":
+            text = f"The canary has ended: {self.state.why}: {AGAIN}."
+            return replace(plan, reason=ROLLOUT_HALTED, message=text, is_ended=True)
         if self.state.verdict == "held":
             text = f"The canary is worse, and stays: {self.state.why}. {plan.message}"
             return replace(plan, reason=CANARY_WORSE, message=text)
         if self.spec.on_worse == "Halt" and any(pool.desired.is_late for pool in changed):
-            return replace(plan, learnt=replace(self.state, verdict="worse", why=LATE))
+            return replace(plan, learnt=replace(self.state, verdict="late", why=LATE))
         if not desired_pair(pools):
             text = f"{plan.message} {UNPAIRED}."
             return replace(plan, reason=NO_PAIR, message=text, is_judged=False)
