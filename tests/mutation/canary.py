@@ -117,8 +117,8 @@ CANARY_MUTATIONS: Final = (
     Mutation(
         "canary: one crash ends it",
         "engine_ends",
-        "TWICE: Final = 2",
-        "TWICE: Final = 1",
+        "ENDS: Final = 2",
+        "ENDS: Final = 1",
         ("test_engine_ends",),
         package=ROLLOUTS,
     ),
@@ -133,7 +133,7 @@ CANARY_MUTATIONS: Final = (
     Mutation(
         "canary: restarts before the step count",
         "engine_ends",
-        "PodSeen(_restarts(pod)) if before is None",
+        "PodSeen(_ends(pod)) if before is None",
         "PodSeen() if before is None",
         ("test_engine_ends",),
         package=ROLLOUTS,
