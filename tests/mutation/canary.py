@@ -45,7 +45,7 @@ CANARY_MUTATIONS: Final = (
     Mutation(
         "canary: engines end before the verdict is recorded",
         "canary",
-        'return replace(plan, learnt=replace(self.state, verdict="worse", why=LATE))',
+        'return replace(plan, learnt=replace(self.state, verdict="late", why=LATE))',
         "return replace(plan, shares={})",
         ("test_canary",),
         package=ROLLOUTS,
@@ -181,8 +181,8 @@ CANARY_MUTATIONS: Final = (
     Mutation(
         "canary: one crash ends it",
         "engine_ends",
-        "TWICE: Final = 2",
-        "TWICE: Final = 1",
+        "ENDS: Final = 2",
+        "ENDS: Final = 1",
         ("test_engine_ends",),
         package=ROLLOUTS,
     ),
@@ -197,7 +197,7 @@ CANARY_MUTATIONS: Final = (
     Mutation(
         "canary: restarts before the step count",
         "engine_ends",
-        "PodSeen(_restarts(pod)) if before is None",
+        "PodSeen(_ends(pod)) if before is None",
         "PodSeen() if before is None",
         ("test_engine_ends",),
         package=ROLLOUTS,

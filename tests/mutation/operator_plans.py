@@ -98,8 +98,8 @@ OPERATOR_MUTATIONS: Final = (
     Mutation(
         "revisions: which engines were complete last is forgotten with the next spec",
         "history",
-        "decided=None if is_there else replace(present, state=before).to_manifest(top),",
-        "decided=None if is_there else present.to_manifest(top),",
+        "else replace(present, state=first).to_manifest(top),",
+        "else present.to_manifest(top),",
         ("test_history",),
         package=REVISIONS,
     ),

@@ -278,6 +278,8 @@ class Applier:
             result = await self.apply(desired, live)
             if live is not None and result is not None and _version(result) != _version(live):
                 run.overwritten.append(Overwritten(desired, live, paths or {}))
+            if result is not None:
+                run.there[identity(desired)] = result
         if live is not None and (error := self._rewrites.lasting(live)) is not None:
             run.rewritten.append(Refused(identity(desired), error))
             run.look_again(error.again_seconds)

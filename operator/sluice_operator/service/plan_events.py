@@ -31,7 +31,7 @@ from sluice_operator.manifests.metadata import is_current
 from sluice_operator.manifests.network import share_of
 from sluice_operator.service.observe import Children
 from sluice_operator.service.resolve.replicas import ReplicasOwner, replicas_owner
-from sluice_operator.service.revisions.canary_state import CanaryState
+from sluice_operator.service.revisions.canary_state import ENDED, CanaryState
 from sluice_operator.service.revisions.revision import revisions_of
 
 NAMES_IN_EVENT: Final = 8
@@ -115,7 +115,7 @@ def canary_judged(
     written = (identity(record),)
     if learnt.verdict == "held":
         return (Event("Warning", reasons.CANARY_WORSE, f"It stays: {learnt.why}", written=written),)
-    if learnt.verdict == "worse":
+    if learnt.verdict in ENDED:
         return ()
     number = before.step + 1
     return (Event("Normal", CANARY_SAME, f"Step {number} is over: {learnt.why}.", written=written),)

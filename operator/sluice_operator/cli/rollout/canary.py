@@ -86,8 +86,7 @@ def decision(
 def _is_being_rolled_out(revision: Revision) -> bool:
     """Whether other engines than those of this revision were complete last."""
     stable = revision.state.stable
-    engines = {role.value: pool.engines for role, pool in revision.pools.items()}
-    return stable.keys() == engines.keys() and stable != engines
+    return stable.keys() == revision.engines.keys() and stable != revision.engines
 
 
 def next_step(now: CanaryNow) -> tuple[CanaryState, str]:

@@ -56,8 +56,11 @@ def interrupts_check(plan: ServicePlan) -> Check | None:
 def halted_check(children: Children, plan: ServicePlan, stalled: Check | None) -> Check | None:
     """A stopped roll-out while the former state still serves: engines of a former revision, or the
     pools of another mode."""
-    if plan.rollout is not None and plan.rollout.reason == reasons.CANARY_WORSE:
-        return Check("False", reasons.CANARY_WORSE, plan.rollout.message)
+    rollout = plan.rollout
+    if rollout is not None and (
+        rollout.reason == reasons.CANARY_WORSE or (rollout.is_ended and rollout.reason == HALTED)
+    ):
+        return Check("False", rollout.reason, rollout.message)
     for pool in plan.pools:
         check = lifted(pool.role, current_pool(children, pool), PROGRESSING)
         if check is not None and check.reason == reasons.ROLLOUT_HALTED:

@@ -11,10 +11,11 @@ from typing import Any, Final, Literal, cast, get_args
 
 from sluice_operator.kube.kinds import Manifest
 
-Verdict = Literal["promoted", "aborted", "worse", "held"]
-"""End of a canary's steps. Promoted: to all requests. Aborted by a person, or found worse by the
-operator: it gets no request. Held: found worse, and stays where it is until a person decides."""
-ENDED: Final = frozenset({"aborted", "worse"})
+Verdict = Literal["promoted", "aborted", "worse", "late", "held"]
+"""End of a canary's steps. Promoted: to all requests. Aborted by a person, found worse by the
+operator, or late, as its engines were not ready in time: it gets no request. Held: found worse,
+and stays where it is until a person decides."""
+ENDED: Final = frozenset({"aborted", "worse", "late"})
 """Verdicts after which a revision gets no request any more."""
 
 
@@ -30,6 +31,8 @@ class CanaryState:
     """Number of the person's decision that led here; 0: none has."""
     why: str = ""
     """The numbers by which the operator decided last, for people."""
+    reached: int = 0
+    """How many steps had all their engines ready once."""
     learnt: Mapping[str, Any] = field(default_factory=dict)
     """What was learnt in the step, as JSON."""
     seen: str = ""
@@ -52,7 +55,9 @@ class CanaryState:
             return self
         if decision.seen != self.place and decision.verdict != "aborted":
             return replace(self, decision=decision.decision)
-        return replace(decision, seen="", learnt=_counts_that_go_on(self.learnt))
+        reached = 0 if self.verdict in ENDED else self.reached
+        learnt = _counts_that_go_on(self.learnt)
+        return replace(decision, seen="", reached=reached, learnt=learnt)
 
     def next_step(self, steps: int) -> CanaryState:
         """The state at the next one of so many steps, or promoted after the last one."""
@@ -68,9 +73,9 @@ FIRST_STEP: Final = CanaryState()
 def canary_state(noted: object) -> CanaryState:
     """Canary's state from the readable part of an annotation."""
     content = noted if isinstance(noted, dict) else {}
-    step, number = (
+    step, number, reached = (
         value if isinstance(value, int) and value > 0 else 0
-        for value in (content.get("step"), content.get("decision"))
+        for value in map(content.get, ("step", "decision", "reached"))
     )
     verdict, learnt = content.get("verdict"), content.get("learnt")
     why, seen = (
@@ -82,6 +87,7 @@ def canary_state(noted: object) -> CanaryState:
         known,
         number,
         why,
+        reached,
         learnt if isinstance(learnt, dict) else {},
         seen,
     )

@@ -37,7 +37,8 @@ class RevisionHistory:
     """Revisions to write, and revisions to keep."""
 
     decided: Manifest | None
-    """The ControllerRevision to write before all else; None: it is there."""
+    """The ControllerRevision to write before all else; None: it is there, and no more was learnt
+    of its canary."""
     record: Manifest
     """The ControllerRevision to write once it is carried out."""
     kept: frozenset[Identity]
@@ -78,8 +79,12 @@ def plan_history(
     )
     if written is not None:
         after = replace(after, spec=_other(present, written))
+    # A verdict on a canary must not wait for writes that are refused.
+    first = replace(before, canary=after.canary)
     return RevisionHistory(
-        decided=None if is_there else replace(present, state=before).to_manifest(top),
+        decided=None
+        if is_there and canary is None
+        else replace(present, state=first).to_manifest(top),
         record=replace(present, state=after).to_manifest(top),
         kept=frozenset(
             Identity(CONTROLLER_REVISION.kind, name) for name in {*_kept(there), present.name}

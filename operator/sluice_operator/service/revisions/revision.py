@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
@@ -168,6 +168,11 @@ class Revision:
         return {Role(role): _pool_of(pool) for role, pool in self.data["pools"].items()}
 
     @property
+    def engines(self) -> Mapping[Role, str]:
+        """Name of the engines' revision, by role."""
+        return {role: pool.engines for role, pool in self.pools.items()}
+
+    @property
     def router(self) -> DecidedRouter:
         router = self.data["router"]
         return DecidedRouter(router["image"], router["file"])
@@ -315,11 +320,15 @@ class Revisions:
         return {Role(role): name for role, name in stable.items()}
 
     def canary_of(self, revision: Revision) -> CanaryState:
-        """How far the canary of a revision is. It begins anew in a revision that comes back."""
+        """How far the canary of a revision is. It goes on in another revision of the same engines,
+        as after a change of the routers, and begins anew in one that comes back."""
         newest = next(self.newest_first, None)
         if newest and newest.name == revision.name:
             return newest.canary
-        return CanaryState(decision=revision.decision.decision)
+        decision = revision.decision.decision  # carried out when the revision was the newest
+        if newest and newest.engines == revision.engines:
+            return replace(newest.canary, decision=max(newest.canary.decision, decision))
+        return CanaryState(decision=decision)
 
     def _are_there(self, names: Mapping[str, str]) -> bool:
         return bool(names) and self.engines.issuperset(names.values())

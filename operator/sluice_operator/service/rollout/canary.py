@@ -14,12 +14,13 @@ from typing import Final
 from sluice_contract.cluster.labels import CanaryShare, Role
 
 from sluice_operator.api.scaling import CanarySpec
+from sluice_operator.conditions.pods import first_failure
 from sluice_operator.conditions.reasons import (
-    AT_STEP,
     CANARY_ABORTED,
     CANARY_STALLED,
     CANARY_STEP,
     CANARY_WORSE,
+    ROLLOUT_HALTED,
 )
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.engine import revision_of
@@ -65,15 +66,19 @@ class Canary:
     ) -> Rollout:
         """A plan of `plan`, with what is learnt of the canary now. `engines`: pods of every
         revision; `looks`: answers of the routers."""
-        if not self.spec.is_judged or self.state.verdict is not None or plan.learnt:
-            return plan
         changed = {share.revision for share in plan.canary.values()} - {*plan.stable.values()}
         pods = tuple(pod for pod in engines if revision_of(pod) in changed)
-        is_reached = plan.reason in AT_STEP
-        view = CanaryView(plan.canary, pods, looks if is_reached else ())
-        after = self.judge.after(self.state, view)
+        if plan.learnt:
+            cause = first_failure(pods)
+            why = f"{plan.learnt.why} ({cause})" if cause else plan.learnt.why
+            return replace(plan, learnt=replace(plan.learnt, why=why))
+        after = replace(self.state, reached=max(self.state.reached, self._reached(plan)))
+        is_judged = self.spec.is_judged and self.state.verdict is None
+        if is_judged:
+            view = CanaryView(plan.canary, pods, looks if plan.is_judged else ())
+            after = self.judge.after(after, view)
         learnt = None if after == self.state else after
-        return replace(plan, learnt=learnt, is_judged=is_reached)
+        return replace(plan, learnt=learnt, is_judged=is_judged and plan.is_judged)
 
     def is_open(self, pools: tuple[PoolState, ...], stable: Revisions) -> bool:
         """Whether the desired revisions have not got all requests yet. Always false where nothing
@@ -132,13 +137,28 @@ class Canary:
 
     def _percent(self, changed: list[PoolState]) -> int:
         """Percent of requests for the desired revisions: of the largest step whose engines are
-        ready in every pool."""
+        ready in every pool. Where some of a step that was reached before are missing, as many
+        requests as the others take."""
         ready = (
             step
             for step in self._steps
             if all(pool.desired.ready >= engines_of_share(step, pool.replicas) for pool in changed)
+            and all(pool.desired.ready for pool in changed)
         )
-        return max(ready, default=0)
+        reached = max(self._steps[: self.state.reached], default=0)
+        taken = (100 * pool.desired.ready // max(1, pool.replicas) for pool in changed)
+        return max(max(ready, default=0), min(reached, *taken))
+
+    def _is_at_step(self, percent: int) -> bool:
+        """Whether this is the share of the present step, or what engines that are missing now
+        leave of it."""
+        is_reached = 0 < len(self._steps) <= self.state.reached
+        return percent == max(self._steps, default=0) or (percent > 0 and is_reached)
+
+    def _reached(self, plan: Rollout) -> int:
+        """How many steps the canary has reached, as the plan shows: all so far, or none."""
+        percents = {share.percent for share in plan.canary.values()}
+        return len(self._steps) if percents == {max(self._steps, default=0)} else 0
 
     def plan(self, pools: tuple[PoolState, ...], stable: Revisions) -> Rollout:
         """The plan for all pools while `is_open`; `stable`: the set that was complete last."""
@@ -153,21 +173,27 @@ class Canary:
         counts = _counts(changed, shares, stable)
         keep_serving(pools, shares)
         trial = Trial.of(self.state.learnt)
-        reason = self._reason(trial) if percent == max(self._steps, default=0) else ROLLING_OUT
-        plan = Rollout(shares, stable, reason, f"{self._step(percent, trial)}: {counts}.", canary)
+        is_at_step = self._is_at_step(percent)
+        reason = self._reason(trial) if is_at_step else ROLLING_OUT
+        text = f"{self._step(percent, trial)}: {counts}."
+        plan = Rollout(shares, stable, reason, text, canary, is_judged=percent > 0 and is_at_step)
         if self.state.verdict == "aborted":
             text = f"The canary was aborted: {AGAIN}."
             return replace(plan, reason=CANARY_ABORTED, message=text, is_ended=True)
         if self.state.verdict == "worse":
             text = f"The canary is worse: {self.state.why}: {AGAIN}."
             return replace(plan, reason=CANARY_WORSE, message=text, is_ended=True)
+        if self.state.verdict == "late":
+            text = f"The canary has ended: {self.state.why}: {AGAIN}."
+            return replace(plan, reason=ROLLOUT_HALTED, message=text, is_ended=True)
         if self.state.verdict == "held":
             text = f"The canary is worse, and stays: {self.state.why}. {plan.message}"
             return replace(plan, reason=CANARY_WORSE, message=text)
         if self.spec.on_worse == "Halt" and any(pool.desired.is_late for pool in changed):
-            return replace(plan, learnt=replace(self.state, verdict="worse", why=LATE))
+            return replace(plan, learnt=replace(self.state, verdict="late", why=LATE))
         if not desired_pair(pools):
-            return replace(plan, reason=NO_PAIR, message=f"{plan.message} {UNPAIRED}.")
+            text = f"{plan.message} {UNPAIRED}."
+            return replace(plan, reason=NO_PAIR, message=text, is_judged=False)
         return plan
 
     def _reason(self, trial: Trial) -> str:
@@ -179,8 +205,10 @@ class Canary:
         steps, number = self.spec.steps, max(1, len(self._steps))
         after = f"{steps[number]} %" if number < len(steps) else "all"
         step = f"Step {number} of {len(steps)}, {percent} % of requests go to the new revision"
-        if percent != steps[number - 1]:
+        if not self._is_at_step(percent):
             return f"{step} until its engines for {steps[number - 1]} % are ready"
+        if percent < max(self._steps, default=0):
+            step += f" while engines for {steps[number - 1]} % are missing"
         if self.judge.signals and self.state.verdict is None:
             step += f", {self.judge.text(trial)}"
         return f"{step} (`sluice rollout promote`: {after}, `abort`: none)"

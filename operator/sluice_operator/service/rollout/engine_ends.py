@@ -1,13 +1,16 @@
 """Engines of a canary that end, or lose readiness, by their pods: reason enough without statistics.
 
-Pure. Pods that are being deleted, and their successors, do not count: nodes drain.
+Pure. Pods that are being deleted do not count: nodes drain.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime
+from math import inf
 from typing import Final, NamedTuple
 
+from sluice_operator.api.template import ENGINE_CONTAINER
 from sluice_operator.conditions.pods import (
     failure_of,
     is_draining,
@@ -17,50 +20,98 @@ from sluice_operator.conditions.pods import (
 )
 from sluice_operator.kube.kinds import Manifest
 
-TWICE: Final = 2
+ENDS: Final = 2
+"""Ends of engines that are too many, or `ENDS_PERCENT` of the engines if that is more."""
+ENDS_PERCENT: Final = 20
+LOSSES: Final = 2
+"""How often one engine loses readiness until that is too often."""
+LOSS_SECONDS: Final = 600.0
+"""Losses of readiness further apart are accidents."""
 
 
 class PodSeen(NamedTuple):
     """One engine's pod since a step began."""
 
-    restarts: int = 0
-    """Restarts of its containers before."""
+    ends: int = 0
+    """Ends of its engine before."""
     losses: int = 0
-    """How often it was ready no longer."""
+    """How often it was ready no longer, each time soon after the one before."""
     ready_since: str = ""
     """Time since which it is ready, as Kubernetes writes it; empty while it is not."""
+    lost_at: str = ""
+    """Time of the last loss of readiness, likewise; empty before."""
 
 
 def pods_seen(before: Mapping[str, PodSeen] | None, pods: Iterable[Manifest]) -> dict[str, PodSeen]:
     """The pods with what their statuses show now. `before`: None where a step begins, so that
-    earlier restarts do not count; those of pods that come later do."""
+    earlier ends do not count; those of pods that come later do."""
     seen = {}
-    for pod in pods:
-        if is_draining(pod) or is_finished(pod):
-            continue
-        name = pod["metadata"]["name"]
-        last = PodSeen(_restarts(pod)) if before is None else before.get(name, PodSeen())
-        ready = pod_condition(pod, "Ready").get("lastTransitionTime", "") if is_ready(pod) else ""
-        is_lost = last.ready_since not in ("", ready)
-        seen[name] = PodSeen(last.restarts, last.losses + is_lost, ready)
+    for pod in filter(_counts, pods):
+        name, condition = pod["metadata"]["name"], pod_condition(pod, "Ready")
+        last = PodSeen(_ends(pod)) if before is None else before.get(name, PodSeen())
+        since = str(condition.get("lastTransitionTime", ""))
+        ready = since if is_ready(pod) else ""
+        if last.ready_since not in ("", ready):
+            is_soon = _seconds(last.lost_at, since) <= LOSS_SECONDS
+            last = last._replace(losses=1 + (last.losses if is_soon else 0), lost_at=since)
+        seen[name] = last._replace(ready_since=ready)
     return seen
 
 
 def often_ended(seen: Mapping[str, PodSeen], pods: Iterable[Manifest]) -> str:
-    """Text about the first pod that has ended, or lost readiness, twice; empty: none has."""
-    for pod in pods:
+    """Text about engines of a revision that have ended too often, all together, or about the first
+    one that has lost readiness too often; empty: none has."""
+    counted = [pod for pod in pods if _counts(pod) and pod["metadata"]["name"] in seen]
+    ended = {}
+    for pod in counted:
         name = pod["metadata"]["name"]
-        if (last := seen.get(name)) is None:
-            continue
-        failure = failure_of(pod)
-        why = f" ({failure.reason}: {failure.message})" if failure else ""
-        if (ends := _restarts(pod) - last.restarts) >= TWICE:
+        if (ends := _ends(pod) - seen[name].ends) > 0:
+            ended[name] = ends
+    engines = sum(not is_finished(pod) for pod in counted)
+    if sum(ended.values()) >= max(ENDS, -(-ENDS_PERCENT * engines // 100)):
+        causes = [_cause(pod) for pod in counted if pod["metadata"]["name"] in ended]
+        why = next(filter(None, causes), "")
+        if len(ended) == 1:
+            ((name, ends),) = ended.items()
             return f"pod {name} has ended {ends} times{why}"
-        if last.losses >= TWICE:
-            return f"pod {name} has lost readiness {last.losses} times{why}"
+        return f"{len(ended)} engines have ended {sum(ended.values())} times{why}"
+    for pod in counted:
+        name = pod["metadata"]["name"]
+        if (losses := seen[name].losses) >= LOSSES:
+            return f"pod {name} has lost readiness {losses} times{_cause(pod)}"
     return ""
 
 
-def _restarts(pod: Manifest) -> int:
+def _counts(pod: Manifest) -> bool:
+    """Whether a pod says something of its engine: not one that leaves, or ended for reasons of the
+    node other than memory and disk."""
+    return not is_draining(pod) and (not is_finished(pod) or _is_evicted(pod))
+
+
+def _is_evicted(pod: Manifest) -> bool:
+    """Whether kubelet has ended the pod for memory or disk, its own or the node's."""
+    status = pod.get("status") or {}
+    return status.get("phase") == "Failed" and status.get("reason") == "Evicted"
+
+
+def _ends(pod: Manifest) -> int:
+    """How often the pod's engine has ended; other containers do not count."""
     statuses = (pod.get("status") or {}).get("containerStatuses") or ()
-    return sum(status.get("restartCount", 0) for status in statuses)
+    engines = (status for status in statuses if status["name"] == ENGINE_CONTAINER)
+    return sum(int(status.get("restartCount", 0)) for status in engines) + _is_evicted(pod)
+
+
+def _cause(pod: Manifest) -> str:
+    """Why a pod is not ready, in parentheses; empty where that is unknown."""
+    if _is_evicted(pod):
+        return f" (Evicted: {str(pod['status'].get('message', '')).strip()})"
+    failure = failure_of(pod)
+    return f" ({failure.reason}: {failure.message})" if failure else ""
+
+
+def _seconds(earlier: str, later: str) -> float:
+    """Seconds between two times as Kubernetes writes them; endless where one of both is none."""
+    try:
+        return (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)).total_seconds()
+    except (TypeError, ValueError):  # empty, or somebody has broken the state
+        return inf

@@ -163,7 +163,10 @@ async def test_a_canary_whose_engines_are_late_is_halted_and_stays_so() -> None:
     person.cluster.is_late = person.cluster.is_down
     await person.cluster.reconciled()
     assert (person.counts, person.label) == ((0, 4), None)
-    assert person.progressing() == ("False", "CanaryWorse")
+    assert person.progressing() == ("False", "RolloutHalted")
+    assert condition(person.cluster.status, "Progressing")["message"].startswith(
+        "The canary has ended: its engines were not ready in time: all requests go to the former"
+    )
     person.cluster.operator_starts()
     await person.cluster.reconciled()
     assert person.counts == (0, 4)

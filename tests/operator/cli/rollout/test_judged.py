@@ -9,7 +9,9 @@ from sluice_contract.wire.load import CanaryCounts
 from sluice_operator.cli.rollout.canary import Decide, all_requests, next_step, no_requests
 from sluice_operator.cli.rollout.progress import as_text
 from sluice_operator.cli.rollout.session import Session
+from sluice_operator.kube.errors import UnavailableError
 from sluice_operator.kube.kinds import ENGINE_POOL, INFERENCE_SERVICE
+from sluice_operator.service.revisions.canary_state import CanaryState
 
 from tests.operator.cli.rollout.person import Person, rolled
 from tests.operator.service.rollout.canary_world import counts, look
@@ -63,6 +65,7 @@ async def test_an_equal_revision_is_promoted_step_by_step_without_a_person(kille
         assert (watched.counts, watched.label) == (
             shares, f"{watched.new}.{watched.former}.{label}",
         )  # fmt: skip
+        assert watched.state.reached == minute + 1
     new = watched.new
     await watched.looks((5 * MANY, 100), (15 * MANY, 300))
     assert (watched.engines, watched.label) == ({new: 4}, None)
@@ -96,6 +99,38 @@ async def test_a_revision_with_errors_is_halted_and_stays_so_until_it_is_promote
     await watched.decides(next_step)
     assert watched.text.startswith("tried again: step 1 of 2")
     assert (watched.counts, watched.progressing()) == ((1, 4), ("True", "CanaryStep"))
+
+
+@pytest.mark.parametrize("path", ["/deployments/chat-router", "/enginepools/chat-mixed"])
+async def test_a_worse_revision_gets_no_request_though_other_writes_fail(path: str) -> None:
+    watched = await Watched.rolled()
+    await watched.looks((0, 0), (0, 0))
+    watched.cluster.api.fails_at = path
+    watched.cluster.api.edit(INFERENCE_SERVICE, "chat", {"replicas": 3, "router": {"replicas": 3}})
+    for _ in range(2):
+        with pytest.raises(UnavailableError):
+            await watched.looks((640, 320), (2560, 3))
+    assert watched.label == f"{watched.new}.{watched.former}.0"
+    watched.cluster.api.fails_at = None
+    await watched.cluster.reconciled()
+    assert (watched.engines[watched.new], watched.progressing()) == (0, ("False", "CanaryWorse"))
+
+
+@pytest.mark.parametrize("step", [0, 1])
+async def test_a_change_of_the_routers_alone_changes_nothing_of_a_canary(step: int) -> None:
+    watched = await Watched.rolled()
+    for number in range(step + 1):
+        await watched.looks((number * MANY, 0), (3 * number * MANY, 0))
+    before = (watched.engines, watched.label, watched.state)
+    await watched.cluster.edited(router={"page": False})
+    assert (watched.engines, watched.label, watched.state) == before
+    await watched.decides(no_requests)
+    await watched.cluster.edited(router={"page": True})
+    assert (watched.counts, watched.progressing()) == ((0, 4), ("False", "CanaryAborted"))
+    await watched.decides(next_step)
+    assert (watched.counts, watched.progressing()) == ((1, 4), ("True", "CanaryStep"))
+    await watched.cluster.edited(engine={"chunkSize": 128})
+    assert (watched.state.step, watched.state.decision) == (0, 0), "other engines begin anew"
 
 
 async def test_a_worse_revision_that_is_held_stays_where_it_is() -> None:
@@ -179,7 +214,7 @@ async def test_no_router_is_asked_where_a_person_judges() -> None:
     assert watched.progressing() == ("True", "CanaryStep")
     assert watched.cluster.looks.routers == ()
     await watched.looks((MANY, 20_000), (3 * MANY, 0))
-    assert (watched.counts, watched.state.learnt) == ((1, 4), {})
+    assert (watched.counts, watched.state) == ((1, 4), CanaryState(reached=1))
 
 
 async def test_status_shows_each_signal_with_a_bar() -> None:

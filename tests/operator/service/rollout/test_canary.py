@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from sluice_contract.cluster.labels import CanaryShare, Role
 from sluice_operator.api.scaling import CanarySpec
 from sluice_operator.service.report.progressing import SHOWN_ROLLOUTS
-from sluice_operator.service.revisions.canary_state import CanaryState, Verdict
+from sluice_operator.service.revisions.canary_state import ENDED, CanaryState, Verdict
 from sluice_operator.service.rollout.canary import Canary
 from sluice_operator.service.rollout.gpu_budget import Budget, PodCounts, plan_within
 from sluice_operator.service.rollout.in_place import plan_in_place
 from sluice_operator.service.rollout.surge import PoolState, Rollout, RolloutRevision, plan_rollout
 
 from tests.examples import examples
+from tests.operator.service.rollout.canary_world import pod
 
 MIXED, PREFILL, DECODE = Role.MIXED, Role.PREFILL, Role.DECODE
 STABLE = {MIXED: "a"}
@@ -49,7 +50,7 @@ def plan(present: Canary, replicas: int, desired: RolloutRevision | None = None)
 
 @pytest.mark.parametrize(
     ("replicas", "percent", "engines"),
-    [(1, 1, 1), (3, 25, 1), (4, 25, 1), (5, 25, 2), (8, 50, 4), (0, 25, 0)],
+    [(1, 1, 1), (3, 25, 1), (4, 25, 1), (5, 25, 2), (8, 50, 4)],
 )
 def test_a_canary_has_its_share_of_engines_beside_all_former_ones(
     replicas: int, percent: int, engines: int
@@ -75,6 +76,35 @@ def test_the_share_is_that_of_the_largest_step_whose_engines_are_ready(
     assert rollout.message.startswith(
         text + (", nothing is counted yet (`" if percent == 50 else until)
     )
+
+
+@pytest.mark.parametrize(
+    ("replicas", "engines", "percent", "reason"),
+    [
+        (4, 1, 25, "CanaryStep"),
+        (5, 1, 20, "CanaryStep"),
+        (40, 9, 22, "CanaryStep"),
+        (40, 0, 0, "RollingOut"),
+        (0, 0, 0, "RollingOut"),
+    ],
+)
+def test_a_share_that_was_reached_stays_with_the_engines_that_are_ready(
+    replicas: int, engines: int, percent: int, reason: str
+) -> None:
+    step = replace(canary(), state=CanaryState(reached=1))
+    rollout = plan(step, replicas, ready(engines))
+    assert rollout.canary == {MIXED: CanaryShare("b", "a", percent)}
+    assert (rollout.reason, rollout.is_judged) == (reason, percent > 0)
+    missing = "go to the new revision while engines for 25 % are missing"
+    assert (missing in rollout.message) is (0 < percent < 25)
+    after = replace(canary(), state=CanaryState(step=1, reached=1))
+    rollout = plan(after, replicas, ready(engines))
+    assert rollout.canary == {MIXED: CanaryShare("b", "a", percent)}
+    assert rollout.reason == "RollingOut", "a larger share waits for its engines"
+
+
+def test_a_step_without_engines_is_not_reached() -> None:
+    assert plan(canary(), 0, ready(0)).canary == {MIXED: CanaryShare("b", "a", 0)}
 
 
 def test_of_two_pools_the_share_waits_for_the_engines_of_both() -> None:
@@ -112,12 +142,13 @@ def test_the_stable_engines_follow_the_need_and_the_canary_its_share() -> None:
         assert rollout.shares[MIXED] == {"b": ceil(replicas / 4), "a": replicas}
 
 
-@pytest.mark.parametrize("verdict", ["aborted", "worse"])
+@pytest.mark.parametrize("verdict", ["aborted", "worse", "late"])
 def test_the_engines_of_a_canary_that_has_ended_go(verdict: Verdict) -> None:
     rollout = plan(canary(verdict=verdict), 4, full("b", 1))
     assert rollout.shares == {MIXED: {"b": 0, "a": 4}}
     assert rollout.canary == {MIXED: CanaryShare("b", "a", 0)}
-    assert rollout.reason == {"aborted": "CanaryAborted", "worse": "CanaryWorse"}[verdict]
+    reasons = {"aborted": "CanaryAborted", "worse": "CanaryWorse", "late": "RolloutHalted"}
+    assert rollout.reason == reasons[verdict]
     assert rollout.message.endswith(
         ": all requests go to the former revision; apply the former spec to end this, or "
         "`sluice rollout promote NAME` to try the new one again."
@@ -127,8 +158,17 @@ def test_the_engines_of_a_canary_that_has_ended_go(verdict: Verdict) -> None:
 def test_engines_that_are_late_end_the_canary_once_that_is_recorded() -> None:
     late = RolloutRevision("b", 1, is_late=True)
     rollout = plan(canary(), 4, late)
-    assert rollout.learnt == CanaryState(verdict="worse", why="its engines were not ready in time")
+    assert rollout.learnt == CanaryState(verdict="late", why="its engines were not ready in time")
     assert rollout.shares == {MIXED: {"b": 1, "a": 4}}
+    pods = [pod("b-1"), pod("a-1", revision="a")]
+    scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    for each, message in zip(pods, ("0/3 nodes.", "other"), strict=True):
+        each["status"]["conditions"] = [scheduled | {"message": message}]
+    learnt = canary().judged(rollout, pods, ()).learnt
+    assert learnt is not None
+    assert learnt.why == (
+        "its engines were not ready in time (pod b-1: no node takes it (0/3 nodes))"
+    )
     assert plan(canary(on_worse="Hold"), 4, late).learnt is None
     assert plan(canary(verdict="aborted"), 4, late).learnt is None
 
@@ -184,7 +224,7 @@ def test_requests_follow_the_engines_where_the_former_ones_make_way_one_by_one()
     assert promoted.with_shares(plan_in_place(pools, STABLE), pools, STABLE).canary == {}
 
 
-@pytest.mark.parametrize("verdict", ["aborted", "worse"])
+@pytest.mark.parametrize("verdict", ["aborted", "worse", "late"])
 def test_a_canary_that_has_ended_has_no_label_once_its_engines_are_gone(verdict: Verdict) -> None:
     over = canary(verdict=verdict)
     leaving = RolloutRevision("b", 0, settled=False)
@@ -294,9 +334,7 @@ revisions = st.builds(
     stopped=st.booleans(),
     is_late=st.booleans(),
 )
-states = st.builds(
-    CanaryState, step=st.integers(0, 3), verdict=st.sampled_from([None, "aborted", "worse"])
-)
+states = st.builds(CanaryState, step=st.integers(0, 3), verdict=st.sampled_from([None, *ENDED]))
 
 
 @given(new=revisions, state=states, replicas=st.integers(0, 9), ready=st.integers(0, 9))

@@ -1,8 +1,9 @@
-"""An engine of a canary that ends, or loses readiness, twice within a step."""
+"""Engines of a canary that end, or lose readiness, too often within a step."""
 
 from __future__ import annotations
 
 import pytest
+from sluice_operator.kube.kinds import Manifest
 from sluice_operator.service.rollout.engine_ends import PodSeen, often_ended, pods_seen
 
 from tests.operator.service.rollout.canary_world import pod
@@ -39,6 +40,60 @@ def test_twice_is_often_and_what_was_before_the_step_does_not_count(
 
 def test_restarts_of_a_pod_that_came_within_the_step_count() -> None:
     assert text((2, ""), before={}) == "pod b-1 has ended 2 times"
+
+
+def test_losses_of_readiness_further_apart_are_accidents() -> None:
+    days = [f"2026-01-0{day}T03:00:00Z" for day in (1, 2, 3)]
+    assert text(*((0, day) for day in days)) == ""
+    assert text(*((0, day) for day in days), (0, "2026-01-03T03:10:00Z")) == (
+        "pod b-1 has lost readiness 2 times"
+    )
+
+
+def test_a_broken_time_of_a_loss_is_none() -> None:
+    seen = pods_seen({"b-1": PodSeen(0, 1, T1, "yesterday")}, [pod("b-1", ready=T2)])
+    assert seen == {"b-1": PodSeen(0, 1, T2, T2)}
+
+
+def test_other_containers_of_a_pod_do_not_count() -> None:
+    before = pod("b-1", ready=T1)
+    after = pod("b-1", ready=T1)
+    after["status"]["containerStatuses"].append({"name": "istio-proxy", "restartCount": 2})
+    assert often_ended(pods_seen({}, [before]), [after]) == ""
+
+
+@pytest.mark.parametrize(
+    ("engines", "ended", "why"),
+    [
+        (10, 1, ""),
+        (10, 2, "2 engines have ended 2 times"),
+        (20, 3, ""),
+        (20, 4, "4 engines have ended 4 times"),
+    ],
+)
+def test_ends_of_all_engines_of_a_revision_count_together(
+    engines: int, ended: int, why: str
+) -> None:
+    seen = pods_seen({}, [pod(f"b-{number}", ready=T1) for number in range(engines)])
+    pods = [pod(f"b-{number}", int(number < ended), T1) for number in range(engines)]
+    assert often_ended(seen, pods) == why
+
+
+def evicted(name: str) -> Manifest:
+    item = pod(name)
+    item["status"] |= {"phase": "Failed", "reason": "Evicted", "message": "low on memory "}
+    return item
+
+
+def test_pods_that_are_evicted_for_memory_or_disk_count() -> None:
+    pods = [evicted("b-1"), pod("b-2", ready=T1), evicted("b-3")]
+    assert often_ended(pods_seen({}, pods), pods) == (
+        "2 engines have ended 2 times (Evicted: low on memory)"
+    )
+    assert often_ended(pods_seen(None, pods), pods) == "", "they ended before the step"
+    for item in pods:
+        item["status"]["reason"] = "NodeShutdown"
+    assert often_ended(pods_seen({}, pods), pods) == ""
 
 
 def test_pods_that_leave_are_forgotten() -> None:
