@@ -109,8 +109,8 @@ CANARY_MUTATIONS: Final = (
     Mutation(
         "canary: late answers count at any load",
         "trial",
-        "is_slo = trial.minutes >= WARM_MINUTES and",
-        "is_slo = trial.minutes >= WARM_MINUTES or",
+        "is_slo = step.minutes >= WARM_MINUTES and",
+        "is_slo = step.minutes >= WARM_MINUTES or",
         ("test_trial",),
         package=ROLLOUTS,
     ),
@@ -125,8 +125,8 @@ CANARY_MUTATIONS: Final = (
     Mutation(
         "canary: a signal that leans to worse is skipped",
         "trial",
-        "            for signal in self.signals\n            if signal in trial.evidence",
-        "            for signal in self.signals[:1]\n            if signal in trial.evidence",
+        "            for signal in self.signals\n            if signal in step.evidence",
+        "            for signal in self.signals[:1]\n            if signal in step.evidence",
         ("test_trial",),
         package=ROLLOUTS,
     ),

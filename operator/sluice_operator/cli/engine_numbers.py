@@ -18,7 +18,7 @@ from sluice_operator.service.resolve.replicas import ReplicasOwner, replicas_own
 from sluice_operator.service.rollout.canary import engines_of_share
 from sluice_operator.service.rollout.gpu_budget import WAITS_FOR_BUDGET
 from sluice_operator.service.rollout.planned_rollout import PlannedPool
-from sluice_operator.service.rollout.trial import SIGNALS, StepJudge, step_judge
+from sluice_operator.service.rollout.trial import SIGNALS, CanaryJudge, step_judge
 
 
 def engines_text(plan: ServicePlan, pool: PlannedPool) -> str:
@@ -106,7 +106,7 @@ def _judge_lines(spec: InferenceServiceSpec, canary: CanarySpec) -> Iterator[str
         yield "  Late answers are not judged: spec.slo.ttftMilliseconds is not set."
 
 
-def _needed(spec: InferenceServiceSpec, judge: StepJudge | None, percent: int) -> dict[str, int]:
+def _needed(spec: InferenceServiceSpec, judge: CanaryJudge | None, percent: int) -> dict[str, int]:
     if judge is None or not judge.signals:
         return {}
     routers = spec.router.replicas if spec.router else ROUTER_REPLICAS

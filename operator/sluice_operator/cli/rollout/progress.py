@@ -16,7 +16,7 @@ from sluice_operator.conditions import reasons
 from sluice_operator.conditions.conditions import find
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.service.revisions.revision import revisions_of
-from sluice_operator.service.rollout.trial import Trial, step_judge
+from sluice_operator.service.rollout.trial import StepEvidence, step_judge
 
 BAR_CELLS: Final = 32
 ROUNDING: Final = 1e-9
@@ -88,14 +88,14 @@ def _signals(items: tuple[Manifest, ...]) -> Iterator[str]:
         judge = step_judge(parse(InferenceServiceSpec, revision.spec, "spec"))
     except InvalidSpecError:  # of another release
         return
-    trial = Trial.of(revision.canary.learnt)
-    if judge is None or trial.answers is None:
+    evidence = StepEvidence.of(revision.canary.learnt)
+    if judge is None or evidence.answers is None:
         return
-    for signal, count, needed, text in judge.rows(trial):
+    for signal, count, needed, text in judge.rows(evidence):
         shown = bar(min(1.0, count / max(1, needed)), BAR_CELLS)
         yield f"  {signal:<9}{shown} {count:,} of about {needed:,} keys: {text}"
-    share = min(1.0, trial.minutes / judge.spec.minutes)
-    yield f"  {'time':<9}{bar(share, BAR_CELLS)} {judge.minutes_text(trial)}"
+    share = min(1.0, evidence.minutes / judge.spec.minutes)
+    yield f"  {'time':<9}{bar(share, BAR_CELLS)} {judge.minutes_text(evidence)}"
 
 
 def bars(service: Manifest) -> Iterator[str]:

@@ -37,7 +37,7 @@ from sluice_operator.service.rollout.surge import (
     desired_pair,
     keep_serving,
 )
-from sluice_operator.service.rollout.trial import CanaryView, StepJudge, Trial
+from sluice_operator.service.rollout.trial import CanaryJudge, StepEvidence
 
 AGAIN: Final = (
     "all requests go to the former revision; apply the former spec to end this, or "
@@ -57,9 +57,9 @@ class Canary:
     """Whether spec.slo promises a latency."""
 
     @property
-    def judge(self) -> StepJudge:
+    def judge(self) -> CanaryJudge:
         """What judges the steps."""
-        return StepJudge(self.spec, self.has_slo)
+        return CanaryJudge(self.spec, self.has_slo)
 
     def judged(
         self, plan: Rollout, engines: Iterable[Manifest], looks: tuple[Look, ...]
@@ -75,8 +75,8 @@ class Canary:
         after = replace(self.state, reached=max(self.state.reached, self._reached(plan)))
         is_judged = self.spec.is_judged and self.state.verdict is None
         if is_judged:
-            view = CanaryView(plan.canary, pods, looks if plan.is_judged else ())
-            after = self.judge.after(after, view)
+            looks = looks if plan.is_judged else ()
+            after = self.judge.after(after, plan.canary, pods, looks)
         learnt = None if after == self.state else after
         return replace(plan, learnt=learnt, is_judged=is_judged and plan.is_judged)
 
@@ -172,10 +172,10 @@ class Canary:
         percent, canary = self._percent(changed), self._shares(pools, stable)
         counts = _counts(changed, shares, stable)
         keep_serving(pools, shares)
-        trial = Trial.of(self.state.learnt)
+        evidence = StepEvidence.of(self.state.learnt)
         is_at_step = self._is_at_step(percent)
-        reason = self._reason(trial) if is_at_step else ROLLING_OUT
-        text = f"{self._step(percent, trial)}: {counts}."
+        reason = self._reason(evidence) if is_at_step else ROLLING_OUT
+        text = f"{self._step(percent, evidence)}: {counts}."
         plan = Rollout(shares, stable, reason, text, canary, is_judged=percent > 0 and is_at_step)
         if self.state.verdict == "aborted":
             text = f"The canary was aborted: {AGAIN}."
@@ -196,11 +196,11 @@ class Canary:
             return replace(plan, reason=NO_PAIR, message=text, is_judged=False)
         return plan
 
-    def _reason(self, trial: Trial) -> str:
+    def _reason(self, evidence: StepEvidence) -> str:
         """Reason while the canary has the share of its step."""
-        return CANARY_STALLED if self.judge.is_stalled(trial) else CANARY_STEP
+        return CANARY_STALLED if self.judge.is_stalled(evidence) else CANARY_STEP
 
-    def _step(self, percent: int, trial: Trial) -> str:
+    def _step(self, percent: int, evidence: StepEvidence) -> str:
         """The step, the share, what was counted, and what comes next, for people."""
         steps, number = self.spec.steps, max(1, len(self._steps))
         after = f"{steps[number]} %" if number < len(steps) else "all"
@@ -210,7 +210,7 @@ class Canary:
         if percent < max(self._steps, default=0):
             step += f" while engines for {steps[number - 1]} % are missing"
         if self.judge.signals and self.state.verdict is None:
-            step += f", {self.judge.text(trial)}"
+            step += f", {self.judge.text(evidence)}"
         return f"{step} (`sluice rollout promote`: {after}, `abort`: none)"
 
 

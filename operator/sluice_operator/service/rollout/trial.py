@@ -50,22 +50,6 @@ STALLED: Final = 10
 """A step without a verdict is stalled after so many times its `minutes`."""
 
 
-class CanaryView(NamedTuple):
-    """What is seen of a canary now."""
-
-    shares: Mapping[Role, CanaryShare]
-    pods: tuple[Manifest, ...] = ()
-    """Engines of the new revisions."""
-    looks: tuple[Look, ...] = ()
-    """The last answers of the routers; empty until the step's engines are ready."""
-
-    def counts(self) -> Mapping[str, CanaryCounts]:
-        """The newest counts of these revisions, by the epoch of their router."""
-        names = _names(self.shares, "revision"), _names(self.shares, "former")
-        counts = self.looks[-1].counts
-        return {c.epoch: c for c in counts if (c.revision, c.former) == names}
-
-
 class RouterAnswers(NamedTuple):
     """How many routers took part in a look."""
 
@@ -86,7 +70,7 @@ class RouterAnswers(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Trial:
+class StepEvidence:
     """What was learnt in a step."""
 
     looked: str = ""
@@ -110,7 +94,7 @@ class Trial:
     """Requests of keys beyond the bounds of the routers, which are in no count."""
 
     @classmethod
-    def of(cls, learnt: Mapping[str, Any]) -> Trial:
+    def of(cls, learnt: Mapping[str, Any]) -> StepEvidence:
         """What is noted in a state; nothing where somebody has broken it."""
         try:
             pods = learnt.get("pods")
@@ -155,12 +139,14 @@ class Trial:
         """Minutes of the step."""
         return self.seconds / 60
 
-    def with_look(self, view: CanaryView, signals: Iterable[Signal]) -> Trial:
-        """The trial with the newest look. The first one of a step, and one after a gap, is a
+    def with_look(
+        self, look: Look, shares: Mapping[Role, CanaryShare], signals: Iterable[Signal]
+    ) -> StepEvidence:
+        """The evidence with another look. The first one of a step, and one after a gap, is a
         beginning: what routers counted before is not the step's. A router that is new since then
         has counted in this step alone; one that did not answer brings both sides' counts with its
         next answer."""
-        look, counts = view.looks[-1], view.counts()
+        counts = counts_of(look, shares)
         seen = {epoch: _flat(each) for epoch, each in counts.items()}
         answers = RouterAnswers(look.asked, look.answered, len(counts))
         # Where all have answered, an epoch without an answer has ended.
@@ -199,7 +185,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class StepJudge:
+class CanaryJudge:
     """Judges the steps of one spec."""
 
     spec: CanarySpec
@@ -211,39 +197,46 @@ class StepJudge:
         errors: tuple[Signal, ...] = ("errors",) if self.spec.judge.errors else ()
         return (*errors, "slo") if self.spec.judge.slo and self.has_slo else errors
 
-    def judge(self, trial: Trial | None = None) -> Judge:
+    def signal_judge(self, step: StepEvidence | None = None) -> Judge:
         """The judge of one signal in one step. Each time that evidence was dropped halves the
         level: another test is another chance of a wrong verdict."""
-        trial = trial or Trial()
+        step = step or StepEvidence()
         parts = max(1, len(self.signals)) * len(self.spec.steps)
-        level = LEVEL / parts / 2 ** min(trial.begun_anew, MAX_HALVINGS)
-        return Judge(self.spec.judge.margin_points / 1000, level, max(1, len(trial.routers)))
+        level = LEVEL / parts / 2 ** min(step.begun_anew, MAX_HALVINGS)
+        return Judge(self.spec.judge.margin_points / 1000, level, max(1, len(step.routers)))
 
     def keys_needed(self, percent: int, routers: int) -> int:
         """About how many keys of the canary the verdict "same" takes where `BASE_RATE` of them are
         bad on both sides. Each of so many routers sees all of them."""
-        judge = self.judge()
+        judge = self.signal_judge()
         return routers * trials_needed(BASE_RATE, judge.margin, judge.level, percent / 100)
 
-    def after(self, state: CanaryState, view: CanaryView) -> CanaryState:
+    def after(
+        self,
+        state: CanaryState,
+        shares: Mapping[Role, CanaryShare],
+        pods: Sequence[Manifest],
+        looks: Sequence[Look],
+    ) -> CanaryState:
         """The state with what is seen now: another step or a verdict, if it follows. A verdict
-        stays."""
+        stays. `pods`: engines of the new revisions; `looks`: the last answers of the routers, none
+        until the step's engines are ready."""
         if state.verdict is not None:
             return state
-        trial = Trial.of(state.learnt)
+        step = StepEvidence.of(state.learnt)
         if self.spec.judge.errors:
-            trial = replace(trial, pods=pods_seen(trial.pods, view.pods))
-            if why := often_ended(trial.pods or {}, view.pods):
-                return self._worse(state, trial, why)
-        if not view.looks:
-            return replace(state, learnt=trial.to_json_dict())
-        passed = trial.seconds_until(view.looks[-1])
-        now = trial.with_look(view, self._compared(trial, view))
+            step = replace(step, pods=pods_seen(step.pods, pods))
+            if why := often_ended(step.pods or {}, pods):
+                return self._worse(state, step, why)
+        if not looks:
+            return replace(state, learnt=step.to_json_dict())
+        passed = step.seconds_until(looks[-1])
+        now = step.with_look(looks[-1], shares, self._compared(step, shares, looks))
         verdicts = self.verdicts(now)
         for signal in self.signals:
             if verdicts.get(signal) == "worse":
                 return self._worse(state, now, rates_text(signal, now.evidence[signal]))
-        if self.spec.judge.slo and (why := slower(view.looks, view.shares)):
+        if self.spec.judge.slo and (why := slower(looks, shares)):
             return self._worse(state, now, why)
         is_same = verdicts and all(verdict == "same" for verdict in verdicts.values())
         if is_same and now.minutes >= self.spec.minutes:
@@ -252,62 +245,70 @@ class StepJudge:
             state = replace(state, learnt=now.to_json_dict())
             return replace(state.next_step(len(self.spec.steps)), why=why)
         is_due = passed is None or passed >= RECORD_SECONDS
-        return replace(state, learnt=(now if is_due else trial).to_json_dict())
+        return replace(state, learnt=(now if is_due else step).to_json_dict())
 
-    def verdicts(self, trial: Trial) -> dict[Signal, Verdict]:
+    def verdicts(self, step: StepEvidence) -> dict[Signal, Verdict]:
         """The verdict of each signal that has evidence."""
-        judge = self.judge(trial)
+        judge = self.signal_judge(step)
         return {
-            signal: judge.verdict(trial.evidence[signal])
+            signal: judge.verdict(step.evidence[signal])
             for signal in self.signals
-            if signal in trial.evidence and trial.evidence[signal].new.trials
+            if signal in step.evidence and step.evidence[signal].new.trials
         }
 
-    def _compared(self, trial: Trial, view: CanaryView) -> tuple[Signal, ...]:
+    def _compared(
+        self, step: StepEvidence, shares: Mapping[Role, CanaryShare], looks: Sequence[Look]
+    ) -> tuple[Signal, ...]:
         """The signals that this look counts for. Latencies only while the loads are alike."""
-        is_slo = trial.minutes >= WARM_MINUTES and has_equal_load(view.looks, view.shares)
+        is_slo = step.minutes >= WARM_MINUTES and has_equal_load(looks, shares)
         return tuple(signal for signal in self.signals if signal != "slo" or is_slo)
 
-    def _worse(self, state: CanaryState, trial: Trial, why: str) -> CanaryState:
+    def _worse(self, state: CanaryState, step: StepEvidence, why: str) -> CanaryState:
         ends = self.spec.on_worse == "Halt"
         verdict: Literal["worse", "held"] = "worse" if ends else "held"
-        return replace(state, verdict=verdict, why=why, learnt=trial.to_json_dict())
+        return replace(state, verdict=verdict, why=why, learnt=step.to_json_dict())
 
-    def is_stalled(self, trial: Trial) -> bool:
+    def is_stalled(self, step: StepEvidence) -> bool:
         """Whether the step should have had its verdict long ago."""
-        return bool(self.signals) and trial.minutes >= STALLED * self.spec.minutes
+        return bool(self.signals) and step.minutes >= STALLED * self.spec.minutes
 
-    def rows(self, trial: Trial) -> Iterator[tuple[Signal, int, int, str]]:
+    def rows(self, step: StepEvidence) -> Iterator[tuple[Signal, int, int, str]]:
         """Each signal: keys that the canary has, about how many it takes, which are more until it
         is the same, and the rates."""
-        judge, verdicts = self.judge(trial), self.verdicts(trial)
+        judge, verdicts = self.signal_judge(step), self.verdicts(step)
         for signal in self.signals:
-            evidence = trial.evidence.get(signal, Evidence())
+            evidence = step.evidence.get(signal, Evidence())
             keys = evidence.new.keys
             is_same = verdicts.get(signal) == "same"
             needed = keys if is_same else keys + max(1, judge.trials_left(evidence))
             yield signal, keys, needed, rates_text(signal, evidence)
 
-    def text(self, trial: Trial) -> str:
+    def text(self, step: StepEvidence) -> str:
         """How far the step is, for people."""
-        if trial.answers is None:
+        if step.answers is None:
             return "nothing is counted yet"
         texts = [
             f"{keys:,} of about {needed:,} keys: {rates}"
-            for _, keys, needed, rates in self.rows(trial)
+            for _, keys, needed, rates in self.rows(step)
         ]
-        heavy, left_out, anew = trial.heavy_share, trial.left_out, trial.begun_anew
+        heavy, left_out, anew = step.heavy_share, step.left_out, step.begun_anew
         notes = (
-            trial.answers.text,
+            step.answers.text,
             heavy and f"one key has {heavy:.0%} of the canary's requests",
             left_out and f"{left_out:,} requests of more keys than routers hold are not counted",
             anew and f"begun anew {anew} times, as routers were replaced",
         )
-        return "; ".join([*texts, self.minutes_text(trial), *(str(n) for n in notes if n)])
+        return "; ".join([*texts, self.minutes_text(step), *(str(n) for n in notes if n)])
 
-    def minutes_text(self, trial: Trial) -> str:
+    def minutes_text(self, step: StepEvidence) -> str:
         """How long the step has lasted, for people."""
-        return f"{trial.minutes:.0f} of at least {self.spec.minutes} minutes"
+        return f"{step.minutes:.0f} of at least {self.spec.minutes} minutes"
+
+
+def counts_of(look: Look, shares: Mapping[Role, CanaryShare]) -> Mapping[str, CanaryCounts]:
+    """The counts of these revisions in a look, by the epoch of their router."""
+    names = _names(shares, "revision"), _names(shares, "former")
+    return {c.epoch: c for c in look.counts if (c.revision, c.former) == names}
 
 
 def _names(shares: Mapping[Role, CanaryShare], side: Literal["revision", "former"]) -> str:
@@ -340,12 +341,12 @@ def _counts(signal: Signal, total: Sequence[int]) -> tuple[Counts, Counts]:
     return Counts(*total[first : first + 3]), Counts(*total[first + 6 : first + 9])
 
 
-def step_judge(spec: InferenceServiceSpec) -> StepJudge | None:
+def step_judge(spec: InferenceServiceSpec) -> CanaryJudge | None:
     """What judges the canaries of a spec; None: it has none, or a person does."""
     canary = spec.rollout.canary if spec.rollout else None
     if canary is None or not canary.is_judged:
         return None
-    return StepJudge(canary, promises_first_token(spec))
+    return CanaryJudge(canary, promises_first_token(spec))
 
 
 def promises_first_token(spec: InferenceServiceSpec) -> bool:

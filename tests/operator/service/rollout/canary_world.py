@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,7 +11,6 @@ from sluice_contract.cluster.labels import CanaryShare, Role
 from sluice_contract.wire.load import CanaryCounts, EngineFigures, SideCounts, TrialCounts
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.scaled import Look
-from sluice_operator.service.rollout.trial import CanaryView
 
 SHARES = {Role.MIXED: CanaryShare("b", "a", 25)}
 BEGAN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -40,8 +40,11 @@ def look(
     return Look(time, routers, engines, answered if asked is None else asked, answered)
 
 
-def view(*looks: Look, pods: tuple[Manifest, ...] = ()) -> CanaryView:
-    return CanaryView(SHARES, pods, looks)
+def seen(
+    *looks: Look, pods: tuple[Manifest, ...] = ()
+) -> tuple[Mapping[Role, CanaryShare], tuple[Manifest, ...], tuple[Look, ...]]:
+    """What `CanaryJudge.after` judges by."""
+    return SHARES, pods, looks
 
 
 def engine(revision: str, number: int = 0, **figures: Any) -> EngineSample:

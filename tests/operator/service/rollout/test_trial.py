@@ -12,11 +12,11 @@ from sluice_contract.wire.load import CanaryCounts
 from sluice_operator.api.scaling import CanarySpec
 from sluice_operator.scaled import Look
 from sluice_operator.service.revisions.canary_state import CanaryState, canary_state
-from sluice_operator.service.rollout.trial import LEVEL, CanaryView, StepJudge, Trial
+from sluice_operator.service.rollout.trial import LEVEL, CanaryJudge, StepEvidence, counts_of
 from sluice_router.canary import CanaryKey, goes_to_new, revisions_of
 from sluice_router.trials import MINUTE_SECONDS, Trials
 
-from tests.operator.service.rollout.canary_world import SHARES, counts, engine, look, pod, view
+from tests.operator.service.rollout.canary_world import SHARES, counts, engine, look, pod, seen
 from tests.router.test_canary import engine as router_engine
 from tests.router.test_trial_minutes import attempt
 from tests.router.test_trials import Clock
@@ -25,23 +25,23 @@ MANY = 20_000
 ZERO = counts((0, 0), (0, 0))
 
 
-def judge(has_slo: bool = False, **spec: Any) -> StepJudge:
+def judge(has_slo: bool = False, **spec: Any) -> CanaryJudge:
     fields = {"steps": [25, 50], "minutes": 2} | spec
-    return StepJudge(CanarySpec.model_validate(fields), has_slo)
+    return CanaryJudge(CanarySpec.model_validate(fields), has_slo)
 
 
-def judged(by: StepJudge, *looks: Look, state: CanaryState | None = None) -> CanaryState:
+def judged(by: CanaryJudge, *looks: Look, state: CanaryState | None = None) -> CanaryState:
     """The state after these looks, each read back from what was written."""
     present = state or CanaryState()
     for number in range(len(looks)):
-        after = by.after(present, view(*looks[: number + 1]))
+        after = by.after(present, *seen(*looks[: number + 1]))
         present = canary_state(json.loads(json.dumps(after.to_json_dict())))
     return present
 
 
 def totals(state: CanaryState) -> tuple[int, int, int, int]:
     """Trials and bad ones of the new and of the former revision."""
-    evidence = Trial.of(state.learnt).evidence["errors"]
+    evidence = StepEvidence.of(state.learnt).evidence["errors"]
     new, former = evidence.new, evidence.former
     return new.trials, new.bad, former.trials, former.bad
 
@@ -64,14 +64,14 @@ def test_a_revision_with_more_errors_is_worse(on_worse: str, verdict: str) -> No
     state = judged(judge(on_worse=on_worse), look(0, ZERO), look(1, bad))
     assert (state.step, state.verdict) == (0, verdict)
     assert state.why == "errors 5.0 % against 0.1 %"
-    later = judge(on_worse=on_worse).after(state, view(look(9, counts((MANY, 32), (MANY, 3)))))
+    later = judge(on_worse=on_worse).after(state, *seen(look(9, counts((MANY, 32), (MANY, 3)))))
     assert later == state, "a verdict stays"
 
 
 def test_the_first_look_of_a_step_is_its_beginning() -> None:
     before = counts((640, 32), (2560, 3))
     state = judged(judge(), look(0, before))
-    assert Trial.of(state.learnt).evidence == {}
+    assert StepEvidence.of(state.learnt).evidence == {}
     state = judged(judge(), look(1, counts((650, 32), (2600, 4))), state=state)
     assert totals(state) == (10, 0, 40, 1)
 
@@ -97,31 +97,31 @@ def test_a_counter_that_goes_back_has_begun_anew() -> None:
 def test_counts_of_other_revisions_say_nothing() -> None:
     other = counts((640, 32), (2560, 3), revision="c")
     state = judged(judge(), look(0, ZERO), look(1, other))
-    assert (state.verdict, Trial.of(state.learnt).evidence) == (None, {})
+    assert (state.verdict, StepEvidence.of(state.learnt).evidence) == (None, {})
 
 
 def test_routers_name_the_revisions_of_two_pools_as_the_operator_does() -> None:
     shares = {Role.PREFILL: CanaryShare("p2", "p1", 25), Role.DECODE: CanaryShare("d1", "d1", 25)}
     new, former = revisions_of(shares)
     answer = look(0, counts((9, 0), (9, 0), revision=new, former=former))
-    assert CanaryView(shares, looks=(answer,)).counts().keys() == {"r1"}
+    assert counts_of(answer, shares).keys() == {"r1"}
 
 
 def test_every_look_is_judged_and_counts_are_recorded_once_a_minute() -> None:
     state = judged(judge(), look(0, ZERO), look(1, counts((9, 0), (27, 0))))
-    after = judge().after(state, view(look(1.9, counts((18, 0), (54, 0)))))
+    after = judge().after(state, *seen(look(1.9, counts((18, 0), (54, 0)))))
     assert after == state
-    assert judge().after(state, view(look(2, ZERO))) != state
-    worse = judge().after(state, view(look(1.2, counts((640, 32), (2560, 3)))))
+    assert judge().after(state, *seen(look(2, ZERO))) != state
+    worse = judge().after(state, *seen(look(1.2, counts((640, 32), (2560, 3)))))
     assert (worse.verdict, totals(worse)) == ("worse", (640, 32, 2560, 3))
 
 
 def test_only_time_at_a_step_between_near_looks_counts() -> None:
     state = judged(judge(), look(0, ZERO), look(1, ZERO))
-    state = judge().after(state, view())
+    state = judge().after(state, *seen())
     bad = counts((640, 32), (2560, 3))
     state = judged(judge(), look(200, bad), look(201.5, bad), state=state)
-    assert (state.verdict, Trial.of(state.learnt).minutes) == (None, 2.5)
+    assert (state.verdict, StepEvidence.of(state.learnt).minutes) == (None, 2.5)
     assert totals(state) == (0, 0, 0, 0), "counts of a gap are no evidence"
 
 
@@ -164,13 +164,13 @@ def test_routers_that_were_replaced_do_not_stop_a_promotion() -> None:
 def test_the_routers_of_a_step_are_bounded() -> None:
     by, state, sizes = judge(judge={"marginPoints": 1}), CanaryState(), set()
     for answer in restarting(60, until=60):
-        state = by.after(state, view(answer))
-        trial = Trial.of(state.learnt)
-        sizes.add((len(trial.seen), len(trial.routers)))
+        state = by.after(state, *seen(answer))
+        step = StepEvidence.of(state.learnt)
+        sizes.add((len(step.seen), len(step.routers)))
     assert sizes == {(2, 0), (2, 2), (2, 4)}
-    assert by.text(trial).endswith("; begun anew 5 times, as routers were replaced")
-    assert by.judge(trial).level == LEVEL / 2 / 2**5, "each is another test"
-    assert trial.minutes == 59
+    assert by.text(step).endswith("; begun anew 5 times, as routers were replaced")
+    assert by.signal_judge(step).level == LEVEL / 2 / 2**5, "each is another test"
+    assert step.minutes == 59
 
 
 def test_a_router_without_an_answer_is_not_counted_twice() -> None:
@@ -191,39 +191,39 @@ def test_a_router_without_an_answer_is_not_counted_twice() -> None:
     ],
 )
 def test_why_nothing_is_counted_is_stated(answer: Look, text: str) -> None:
-    assert judge().text(Trial.of(judged(judge(), answer).learnt)).endswith(f"; {text}")
+    assert judge().text(StepEvidence.of(judged(judge(), answer).learnt)).endswith(f"; {text}")
 
 
 def test_a_step_without_any_router_stalls() -> None:
     state = judged(judge(), *map(look, range(21)))
-    assert judge().is_stalled(Trial.of(state.learnt))
+    assert judge().is_stalled(StepEvidence.of(state.learnt))
 
 
 def test_a_total_is_shown_as_reached_only_once_it_is() -> None:
     same, rates = counts((MANY, 20), (3 * MANY, 60)), counts((1500, 9), (4500, 9))
     by = judge(minutes=3)
     for answer, is_reached in ((same, True), (rates, False)):
-        trial = Trial.of(judged(by, look(0, ZERO), look(1, answer)).learnt)
-        ((_, keys, needed, _),) = by.rows(trial)
+        step = StepEvidence.of(judged(by, look(0, ZERO), look(1, answer)).learnt)
+        ((_, keys, needed, _),) = by.rows(step)
         assert (keys == needed) is is_reached
     long = judged(by, *(look(n, ZERO) for n in range(30)))
-    assert by.text(Trial.of(long.learnt)).endswith("; 29 of at least 3 minutes")
+    assert by.text(StepEvidence.of(long.learnt)).endswith("; 29 of at least 3 minutes")
 
 
 def test_without_requests_a_step_is_stalled_after_ten_times_its_minutes() -> None:
     state = judged(judge(), look(0, ZERO), *(look(n, ZERO) for n in range(1, 20)))
-    assert not judge().is_stalled(Trial.of(state.learnt))
+    assert not judge().is_stalled(StepEvidence.of(state.learnt))
     state = judged(judge(), look(20, ZERO), state=state)
-    trial = Trial.of(state.learnt)
-    assert (state.verdict, judge().is_stalled(trial)) == (None, True)
-    assert judge().text(trial).startswith("0 of about ")
+    step = StepEvidence.of(state.learnt)
+    assert (state.verdict, judge().is_stalled(step)) == (None, True)
+    assert judge().text(step).startswith("0 of about ")
 
 
 def test_the_level_is_divided_over_signals_and_steps() -> None:
-    assert judge().judge().level == LEVEL / 2
-    assert judge(has_slo=True).judge().level == LEVEL / 4
-    assert judge(steps=[5], judge={"slo": False}, has_slo=True).judge().level == LEVEL
-    assert judge(judge={"marginPoints": 20}).judge().margin == pytest.approx(0.02)
+    assert judge().signal_judge().level == LEVEL / 2
+    assert judge(has_slo=True).signal_judge().level == LEVEL / 4
+    assert judge(steps=[5], judge={"slo": False}, has_slo=True).signal_judge().level == LEVEL
+    assert judge(judge={"marginPoints": 20}).signal_judge().margin == pytest.approx(0.02)
 
 
 def late(new: tuple[int, int], former: tuple[int, int]) -> CanaryCounts:
@@ -263,7 +263,7 @@ def test_a_signal_that_was_compared_once_must_be_the_same() -> None:
     looks = [look(n, ZERO, engines=alike) for n in range(6)]
     looks += [look(n, leaning, engines=alike if n == 6 else busy) for n in range(6, 12)]
     state = judged(judge(has_slo=True, steps=[25]), *looks)
-    assert (state.verdict, len(Trial.of(state.learnt).evidence)) == (None, 2)
+    assert (state.verdict, len(StepEvidence.of(state.learnt).evidence)) == (None, 2)
     looks = [replace(each, engines=busy) for each in looks]
     state = judged(judge(has_slo=True, steps=[25, 50]), *looks)
     assert state.step == 1
@@ -271,23 +271,27 @@ def test_a_signal_that_was_compared_once_must_be_the_same() -> None:
 
 
 def test_an_engine_that_ends_twice_is_worse_at_once() -> None:
-    state = judge().after(CanaryState(), view(pods=(pod("b-1", restarts=3),)))
+    state = judge().after(CanaryState(), *seen(pods=(pod("b-1", restarts=3),)))
     assert state.verdict is None, "before the step began"
-    state = judge().after(state, view(pods=(pod("b-1", restarts=5),)))
+    state = judge().after(state, *seen(pods=(pod("b-1", restarts=5),)))
     assert (state.verdict, state.why) == ("worse", "pod b-1 has ended 2 times")
     by_slo = judge(judge={"errors": False}, has_slo=True)
-    assert by_slo.after(CanaryState(), view(pods=(pod("b-1", restarts=3),))).learnt == {}
+    assert by_slo.after(CanaryState(), *seen(pods=(pod("b-1", restarts=3),))).learnt == {}
 
 
 def test_requests_of_more_keys_than_routers_hold_are_named() -> None:
     routers = [counts((9, 0), (9, 0), name, requests_left_out=600) for name in ("r1", "r2")]
-    text = judge().text(Trial.of(judged(judge(), look(0, *routers)).learnt))
+    text = judge().text(StepEvidence.of(judged(judge(), look(0, *routers)).learnt))
     assert text.endswith("; 1,200 requests of more keys than routers hold are not counted")
 
 
 def test_one_key_with_many_requests_is_named() -> None:
     state = judged(judge(), look(0, counts((9, 0), (9, 0), heavy_share=0.4)))
-    assert judge().text(Trial.of(state.learnt)).endswith("one key has 40% of the canary's requests")
+    assert (
+        judge()
+        .text(StepEvidence.of(state.learnt))
+        .endswith("one key has 40% of the canary's requests")
+    )
 
 
 @pytest.mark.parametrize(
@@ -304,7 +308,7 @@ def test_one_key_with_many_requests_is_named() -> None:
     ],
 )
 def test_what_somebody_has_broken_begins_anew(learnt: dict[str, Any]) -> None:
-    assert Trial.of(learnt) == Trial()
+    assert StepEvidence.of(learnt) == StepEvidence()
 
 
 @pytest.mark.parametrize("has_slo", [False, True])
