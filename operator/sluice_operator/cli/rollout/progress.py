@@ -93,7 +93,7 @@ def _signals(items: tuple[Manifest, ...]) -> Iterator[str]:
         return
     for signal, count, needed, text in judge.rows(trial):
         shown = bar(min(1.0, count / max(1, needed)), BAR_CELLS)
-        yield f"  {signal:<9}{shown} {count:,} of about {needed:,} trials: {text}"
+        yield f"  {signal:<9}{shown} {count:,} of about {needed:,} keys: {text}"
     share = min(1.0, trial.minutes / judge.spec.minutes)
     passed = f"{trial.minutes:.0f} of {judge.spec.minutes} minutes"
     yield f"  {'time':<9}{bar(share, BAR_CELLS)} {passed}"

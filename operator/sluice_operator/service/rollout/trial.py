@@ -245,7 +245,7 @@ class StepJudge:
         if not trial.began:
             return "nothing is counted yet"
         texts = [
-            f"{keys:,} of about {needed:,} trials: {rates}"
+            f"{keys:,} of about {needed:,} keys: {rates}"
             for _, keys, needed, rates in self.rows(trial)
         ]
         minutes = f"{min(trial.minutes, self.spec.minutes):.0f} of {self.spec.minutes} minutes"

@@ -205,5 +205,5 @@ async def test_status_shows_each_signal_with_a_bar() -> None:
     errors, time = lines[-2:]
     assert errors.startswith("  errors   ━")
     assert "·" in errors
-    assert errors.endswith(" trials: errors 1.0 % against 1.0 %")
+    assert errors.endswith(" keys: errors 1.0 % against 1.0 %")
     assert time == f"  time     {'━' * 16}{'·' * 16} 1 of 2 minutes"
