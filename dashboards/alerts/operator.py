@@ -52,13 +52,13 @@ SERVICES: Final = (
     ),
     of_names(
         name="SluiceStalled",
-        value=is_so(STALLED, 'status="True"'),
+        value=is_so(STALLED, 'status="True"', f'reason!="{CANARY_WORSE}"'),
         condition="== 1",
         lasting="1m",
         severity="critical",
         summary=f"{AT_NAME}: only a person can help",
         description="The spec or a child is refused, or a roll-out has passed its deadline. The "
-        "condition Stalled says why.",
+        "condition Stalled says why. A canary that is worse has SluiceRolloutHalted alone.",
         panel=(service.UID, "Conditions"),
     ),
     of_names(
@@ -81,6 +81,17 @@ SERVICES: Final = (
         summary=f"{AT_NAME}: a roll-out has stopped",
         description="New engines fail, or were found worse, and the former ones serve on. The "
         "condition Progressing says why.",
+        panel=(service.UID, "Conditions"),
+    ),
+    of_names(
+        name="SluiceCanaryStalled",
+        value=is_so(PROGRESSING, f'reason="{CANARY_STALLED}"'),
+        condition="== 1",
+        lasting="5m",
+        severity="warning",
+        summary=f"{AT_NAME}: a canary has no verdict",
+        description="The step has lasted ten times its minutes. Its engines stay, in addition to "
+        "all former ones, until a person decides. The condition Progressing has the counts.",
         panel=(service.UID, "Conditions"),
     ),
     of_names(

@@ -30,6 +30,7 @@ NOT_UPDATED: Final = f'sluice_operator_condition{{{N},type="Updated",status="Fal
 PROGRESSING: Final = (
     f'sluice_operator_condition{{{N},type="Progressing",status="True",reason="%s"}}'
 )
+STALLED: Final = f'sluice_operator_condition{{{N},type="Stalled",status="True",reason="%s"}}'
 Case = tuple[tuple[str, str | None, str | None], ...]
 """Series, and what it is a minute when the alert is to fire, and when it is not; None: absent."""
 
@@ -90,13 +91,20 @@ CASES: Final[dict[str, Case]] = {
     ),
     "SluiceTargetDown": ((f"up{{{D}}}", "0x500", "1x500"),),
     "SluiceNotReady": condition("Ready", "False"),
-    "SluiceStalled": condition("Stalled", "True"),
+    "SluiceStalled": (
+        *condition("Stalled", "True"),
+        (STALLED % "CanaryWorse", None, "1x500"),
+    ),
     "SluiceNotUpdated": (
         (NOT_UPDATED, "1x500", "1x500"),
         (PROGRESSING % "RollingOut", "1x500", None),
         (PROGRESSING % "CanaryStalled", None, "1x500"),
     ),
     "SluiceRolloutHalted": condition("Progressing", "False", "CanaryWorse"),
+    "SluiceCanaryStalled": (
+        (PROGRESSING % "CanaryStalled", "1x500", None),
+        (PROGRESSING % "CanaryStep", None, "1x500"),
+    ),
     "SluiceScalingInactive": condition("ScalingActive", "False", "MetricsMissing"),
     "SluiceAcceleratorUnverified": condition("AcceleratorVerified", "False", right_is="Unknown"),
     "SluiceCapacityBlocked": condition("Updated", "False", "Unschedulable"),

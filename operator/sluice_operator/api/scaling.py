@@ -188,7 +188,7 @@ class JudgeSpec(ApiModel):
     errors: bool = Field(
         default=True,
         description="Judges failed requests, counted before the router's retry, and engines that "
-        "end or lose readiness twice in a step.",
+        "end (two in a step, or a fifth of more than ten) or lose readiness twice in 10 minutes.",
     )
     slo: bool = Field(
         default=True,
@@ -199,8 +199,8 @@ class JudgeSpec(ApiModel):
         default=5,
         ge=1,
         le=100,
-        description="Difference, in tenths of a percent point of the trials, up to which the new "
-        "revision is no worse. A smaller one needs more requests.",
+        description="Difference, in tenths of a percent point of the keys (sessions or chats), up "
+        "to which the new revision is no worse. A smaller one needs more of them.",
     )
 
 
@@ -233,7 +233,7 @@ class CanarySpec(ApiModel):
         description="What happens if the new revision is found worse, or its engines, of any step, "
         "are not ready within engine.startupSeconds and two minutes. Halt ends all: the old one "
         "has all requests, and the new one is not tried again until `sluice rollout promote` or "
-        "another spec. Hold leaves them, with the requests that they have.",
+        "a change of what engines are made of. Hold leaves them, with the requests that they have.",
     )
 
     RULES: ClassVar = (
