@@ -183,7 +183,10 @@ async def test_a_promotion_decided_before_the_verdict_does_not_override_it(
 async def test_a_lost_status_and_a_second_run_change_nothing() -> None:
     watched = await Watched.rolled()
     await watched.looks((0, 0), (0, 0))
+    earlier = len(watched.cluster.api.writes)
     await watched.looks((100, 0), (300, 0))
+    paths = [write.path for write in watched.cluster.api.writes[earlier:]]
+    assert sum("/controllerrevisions/" in path for path in paths) == 1
     state, before = watched.state, (watched.engines, watched.label)
     for place in ((INFERENCE_SERVICE, "chat"), (ENGINE_POOL, "chat-mixed")):
         watched.cluster.api.objects[place]["status"] = {}
