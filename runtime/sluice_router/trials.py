@@ -4,9 +4,9 @@ A key is bad from the first minute on in which a request of it failed, and count
 answers likewise, apart from failures. A trial is a minute of a key that was not bad before. The
 minute is that in which an attempt ends, by the router's clock.
 
-One table has the keys of both revisions since they are a pair, so a key that moves between them is
-not new again. Keys that do not recur are in it only once they are bad: else requests without a
-chat would fill it.
+Counts and the table of keys begin anew with each pair of revisions and with each percent: what is
+judged is one step. Keys that do not recur are in the table only once they are bad: else requests
+without a chat would fill it.
 
 Of a request only the first attempt counts, if engines of its key's own side were asked. A retry
 goes to the former revision, and would bring it the requests that the new one has failed. An attempt
@@ -28,7 +28,14 @@ from typing import Final
 from sluice_contract.wire.load import CanaryCounts, SideCounts, TrialCounts
 
 from sluice_router.attempts import Reply
-from sluice_router.canary import CanaryKey, Shares, goes_to_new, is_of_side, revisions_of
+from sluice_router.canary import (
+    CanaryKey,
+    Shares,
+    goes_to_new,
+    is_of_side,
+    percent_of,
+    revisions_of,
+)
 from sluice_router.engines import Clock
 from sluice_router.errors import AttemptFailedError, fails_trial
 from sluice_router.targets import Target
@@ -139,11 +146,10 @@ class Trials:
         self.totals = Counter[tuple[str, str]]()
         """Trials in closed minutes since the router's start, by side (`new`, `former`) and
         outcome (`answered`, `failed`, `in_time`, `late`)."""
-        self._revisions = ("", "")
-        self._begin(self._revisions)
+        self._begin(("", "", 0))
 
-    def _begin(self, revisions: tuple[str, str]) -> None:
-        self._revisions, self._epoch = revisions, secrets.token_hex(8)
+    def _begin(self, step: tuple[str, str, int]) -> None:
+        self._step, self._epoch = step, secrets.token_hex(8)
         keys: dict[bytes, int] = {}
         self._new, self._former = _Side(keys), _Side(keys)
         self._ttft_seconds: float | None = None
@@ -179,6 +185,7 @@ class Trials:
             epoch=self._epoch,
             revision=revision,
             former=former,
+            percent=percent_of(shares),
             new_counts=self._new.counts,
             former_counts=self._former.counts,
             heavy_share=self._new.heavy_share,
@@ -195,9 +202,9 @@ class Trials:
         self._minute = minute
 
     def _follow(self, shares: Shares) -> None:
-        """Begin anew with other revisions; percents do not matter."""
-        if (revisions := revisions_of(shares)) != self._revisions:
-            self._begin(revisions)
+        """Begin anew with other revisions, and with another percent."""
+        if (step := (*revisions_of(shares), percent_of(shares))) != self._step:
+            self._begin(step)
         self.close_minute()
 
 

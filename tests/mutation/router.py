@@ -38,6 +38,14 @@ ROUTER_MUTATIONS: Final = (
         package="router",
     ),
     Mutation(
+        "router: a canary's counts go on with another percent",
+        "trials",
+        "if (step := (*revisions_of(shares), percent_of(shares))) != self._step:",
+        "if (step := revisions_of(shares)) != self._step:",
+        TRIALS,
+        package="router",
+    ),
+    Mutation(
         "router: a client that leaves is a failed trial",
         "trials",
         "return True if self._limit is not None and self._limit.expired() else None",

@@ -175,31 +175,31 @@ MOMENTS = st.lists(
         st.sampled_from([200, 500, 400]),
         st.sampled_from([None, False, True]),
         st.sampled_from([0.0, 0.0, 20.0, 60.0, 150.0]),
-        st.integers(10, 90),
     ),
     max_size=30,
 )
 
 
-@given(moments=MOMENTS, room=st.sampled_from([2, 99]))
+@given(moments=MOMENTS, room=st.sampled_from([2, 99]), percent=st.integers(10, 90))
 @examples(100)
 def test_a_key_is_bad_once_and_counted_until_then(
-    moments: list[tuple[CanaryKey, int, bool | None, float, int]], room: int
+    moments: list[tuple[CanaryKey, int, bool | None, float]], room: int, percent: int
 ) -> None:
-    """While shares change, and with a table that becomes full."""
+    """Also with a table that becomes full."""
+    shares = {MIXED: CanaryShare("new", "former", percent)}
     clock, expected, before = Clock(), Expected(), [NONE, NONE]
     counted = Trials(clock)
-    attempt(counted, NEW_KEYS[0], status=400)  # the slo is known, and nothing is counted
+    key = next(key for key in KEYS if goes_to_new(shares, key))
+    attempt(counted, key, None, shares, status=400)  # the slo is known, and nothing is counted
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trials, "MAX_KEYS", room)
-        for key, status, late, seconds, percent in moments:
-            shares = {MIXED: CanaryShare("new", "former", percent)}
+        for key, status, late, seconds in moments:
             attempt(counted, key, None, shares, status=status, late=late)
             failed = None if status == HTTPStatus.BAD_REQUEST else status != HTTPStatus.OK
             new, minute = goes_to_new(shares, key), clock.now // MINUTE_SECONDS
             expected.add(key, {"errors": failed, "late": late}, new=new, minute=minute)
             clock.now += seconds
-            after = sides(counted)
+            after = sides(counted, shares)
             for now, then in zip(after, before, strict=True):
                 counts = added(now, then)
                 for each in (counts.errors, counts.late):
@@ -208,7 +208,7 @@ def test_a_key_is_bad_once_and_counted_until_then(
             before = after
     clock.now += MINUTE_SECONDS
     if room > len(MOMENT_KEYS):
-        assert sides(counted) == [expected.side(new) for new in (True, False)]
+        assert sides(counted, shares) == [expected.side(new) for new in (True, False)]
 
 
 def test_beyond_the_most_keys_of_a_minute_only_known_ones_count(

@@ -145,14 +145,14 @@ class Service:
         for name, each in zip(("former", "new-1"), self.canary.engines, strict=True):
             self.canary.kube.put(labelled(slice_of(name, each, ready=True), label))
 
-    async def until(self, revisions: tuple[str, str]) -> CanaryCounts:
-        """The counts once the router follows this pair."""
+    async def until(self, step: tuple[str, str, int]) -> CanaryCounts:
+        """The counts once the router follows these revisions and this percent."""
         for _ in range(int(PATIENCE_SECONDS * 100)):
             counts = await self.counts()
-            if counts is not None and (counts.revision, counts.former) == revisions:
+            if counts is not None and (counts.revision, counts.former, counts.percent) == step:
                 return counts
             await asyncio.sleep(0.01)
-        raise AssertionError(f"{revisions} never come")
+        raise AssertionError(f"{step} never comes")
 
 
 @asynccontextmanager
@@ -302,21 +302,24 @@ async def test_counters_state_the_trials_by_side_and_outcome(
         assert after[("former", "answered")] == before[("former", "answered")]
 
 
-async def test_other_revisions_begin_at_zero_and_another_percent_does_not(
+async def test_counts_begin_at_zero_with_other_revisions_and_with_another_percent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A share that falls back and returns begins anew each time."""
     async with service(monkeypatch) as running:
-        first = await running.until(("new", "former"))
+        epochs = set()
+        for step in (("new", "former", 51), ("new", "former", 0), ("former", "new", 50)):
+            running.label("{}.{}.{}".format(*step))
+            counts = await running.until(step)
+            assert (counts.new_counts, counts.former_counts) == (NONE, NONE)
+            epochs.add(counts.epoch)
         running.label("new.former.51")
+        await running.until(("new", "former", 51))
         await running.ask(NEW)
-        await running.closed()
-        second = await running.until(("new", "former"))
-        assert second.epoch == first.epoch
-        assert added(second.new_counts, first.new_counts) == GOOD
-        running.label("former.new.50")
-        third = await running.until(("former", "new"))
-        assert third.epoch != second.epoch
-        assert (third.new_counts, third.former_counts) == (NONE, NONE)
+        running.clock.now += MINUTE_SECONDS
+        counts = await running.until(("new", "former", 51))
+        assert counts.new_counts == GOOD
+        assert len(epochs | {counts.epoch}) == 4
         running.label("former.former.0")
         await running.canary.asked_until(NEW, running.former.url)
         assert await running.counts() is None

@@ -261,7 +261,7 @@ class TrialCounts:
     bad: Count = 0
     """Trials in which the key turned bad; a key has one at most."""
     keys: Count = 0
-    """Trials of keys that were seen for the first time, on either side."""
+    """Trials of keys that were seen for the first time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,13 +283,15 @@ class CanaryCounts(ContractModel):
     model_config = ConfigDict(allow_inf_nan=False)
 
     epoch: str
-    """Differs after every restart of the router and for each pair of revisions; counts begin at 0
-    with it."""
+    """Differs after every restart of the router, for each pair of revisions, and after each change
+    of the percent; counts begin at 0 with it."""
     revision: str
     """New revision, as in the label of the pools' Services; of several labelled pools all of them,
     in the order of `sorted(Role)`, with dots between."""
     former: str
     """Former revision, written like `revision`."""
+    percent: Annotated[int, Field(ge=0, le=100)]
+    """Percent of the keys that belong to the new revision while these counts are made."""
     new_counts: SideCounts
     former_counts: SideCounts
     heavy_share: float | None = None

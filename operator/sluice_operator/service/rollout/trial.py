@@ -51,10 +51,11 @@ class CanaryView(NamedTuple):
     """The last answers of the routers; empty until the step's engines are ready."""
 
     def counts(self) -> Mapping[str, CanaryCounts]:
-        """The newest counts of these revisions, by the epoch of their router."""
+        """The newest counts of these revisions at this percent, by the epoch of their router."""
         names = _names(self.shares, "revision"), _names(self.shares, "former")
+        step = *names, min((share.percent for share in self.shares.values()), default=0)
         counts = self.looks[-1].counts
-        return {c.epoch: c for c in counts if (c.revision, c.former) == names}
+        return {c.epoch: c for c in counts if (c.revision, c.former, c.percent) == step}
 
 
 @dataclass(frozen=True)

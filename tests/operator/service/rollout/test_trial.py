@@ -93,8 +93,9 @@ def test_a_counter_that_goes_back_has_begun_anew() -> None:
     assert totals(state) == (11, 1, 33, 0)
 
 
-def test_counts_of_other_revisions_say_nothing() -> None:
-    other = counts((640, 32), (2560, 3), revision="c")
+@pytest.mark.parametrize("step", [{"revision": "c"}, {"former": "c"}, {"percent": 10}])
+def test_counts_of_other_revisions_or_of_another_percent_say_nothing(step: Any) -> None:
+    other = counts((640, 32), (2560, 3), **step)
     state = judged(judge(), look(0, ZERO), look(1, other))
     assert (state.verdict, Trial.of(state.learnt).evidence) == (None, {})
 
