@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from hashlib import blake2b
 from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any, cast
@@ -211,44 +212,81 @@ def test_a_key_is_bad_once_and_counted_until_then(
         assert sides(counted, shares) == [expected.side(new) for new in (True, False)]
 
 
-def test_beyond_the_most_keys_of_a_minute_only_known_ones_count(
-    monkeypatch: pytest.MonkeyPatch,
+@given(moments=MOMENTS, bounds=st.tuples(st.integers(1, 9), st.integers(1, 9)))
+@examples(100)
+def test_too_many_keys_are_counted_as_if_only_the_sample_of_them_had_come(
+    moments: list[tuple[CanaryKey, int, bool | None, float]], bounds: tuple[int, int]
 ) -> None:
-    monkeypatch.setattr(trials, "MAX_MINUTE_KEYS", 2)
+    """Of both revisions alike, in a minute in which bounds are reached; all keys of a minute or in
+    the table, whichever are more."""
     clock = Clock()
-    counted = Trials(clock)
-    for key in NEW_KEYS[3:5]:
-        attempt(counted, key, status=400)
-    for key in NEW_KEYS:
-        attempt(counted, key)
-    attempt(counted, NEW_KEYS[0], status=500)
-    attempt(counted, NEW_KEYS[2], status=500)
-    clock.now += MINUTE_SECONDS
-    assert sides(counted)[0].errors == TrialCounts(trials=2, bad=1, keys=2)
-    counts = counted.counts(SHARES)
+    sampled, alone = Trials(clock), Trials(clock)
+    for counted in (sampled, alone):
+        attempt(counted, NEW_KEYS[0], status=401)  # the slo is known, and nothing is counted
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trials, "MAX_KEYS", bounds[0])
+        patch.setattr(trials, "MAX_MINUTE_KEYS", bounds[1])
+        for key, status, late, _ in moments:
+            attempt(sampled, key, status=status, late=late)
+    counts = sampled.counts(SHARES)
     assert counts is not None
-    assert counts.requests_left_out == len(NEW_KEYS) - 2 + 1
+    one_in = round(1 / counts.key_share)
+    sample = {key for key in MOMENT_KEYS if not int.from_bytes(key.digest) % one_in}
+    for key, status, late, _ in moments:
+        if key in sample:
+            attempt(alone, key, status=status, late=late)
+    clock.now += MINUTE_SECONDS
+    assert sides(sampled) == sides(alone)
+    assert sum(side.errors.trials for side in sides(sampled)) <= bounds[1]
 
 
-def test_beyond_the_most_keys_of_a_pair_only_known_ones_and_requests_without_a_chat_count(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("recurs", [True, False])
+def test_a_burst_beyond_the_bounds_is_counted_on_both_sides(
+    monkeypatch: pytest.MonkeyPatch, recurs: bool
 ) -> None:
-    """Requests without a chat take no room: else they would fill it."""
-    monkeypatch.setattr(trials, "MAX_KEYS", 2)
+    """The busier side is full before the burst, if each has a bound of its own."""
+    monkeypatch.setattr(trials, "MAX_MINUTE_KEYS", 64)
+    shares = {MIXED: CanaryShare("new", "former", 20)}
     clock = Clock()
     counted = Trials(clock)
-    for key in NEW_KEYS[5:9]:
+    keys = [CanaryKey(blake2b(b"%d" % key).digest(), recurs=recurs) for key in range(600)]
+    for number, key in enumerate(keys):
+        attempt(counted, key, None, shares, status=200 if number < 400 else 500)
+    clock.now += MINUTE_SECONDS
+    counts = counted.counts(shares)
+    assert counts is not None
+    assert counts.key_share == 1 / 16
+    mask = 15
+    for side, new in zip(sides(counted, shares), (True, False), strict=True):
+        own = [
+            number
+            for number, key in enumerate(keys)
+            if goes_to_new(shares, key) is new and not int.from_bytes(key.digest) & mask
+        ]
+        bad = sum(number >= 400 for number in own)
+        assert side.errors == TrialCounts(trials=len(own), bad=bad, keys=len(own))
+
+
+def test_a_table_that_is_full_counts_half_of_its_keys_from_the_open_minute_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Requests without a chat take no room in it until they are bad: else they would fill it."""
+    monkeypatch.setattr(trials, "MAX_KEYS", 4)
+    clock = Clock()
+    counted = Trials(clock)
+    even, odd = ([key for key in NEW_KEYS if key.digest[-1] % 2 == bit] for bit in (0, 1))
+    for key in [*even[:2], *odd[:2]]:
+        attempt(counted, key)
+    for key in [*even[4:9], *odd[4:9]]:
         attempt(counted, key._replace(recurs=False))
-    for key in NEW_KEYS[:4]:
-        attempt(counted, key)
-        clock.now += MINUTE_SECONDS
-    for key in (NEW_KEYS[0], NEW_KEYS[3], NEW_KEYS[9]._replace(recurs=False)):
-        attempt(counted, key, status=500)
     clock.now += MINUTE_SECONDS
-    assert sides(counted)[0].errors == TrialCounts(trials=8, bad=2, keys=7)
-    counts = counted.counts(SHARES)
-    assert counts is not None
-    assert counts.requests_left_out == 3
+    assert sides(counted)[0].errors == TrialCounts(trials=14, keys=14)
+    attempt(counted, odd[0])
+    attempt(counted, even[0], status=500)
+    attempt(counted, even[2]._replace(recurs=False), status=500)
+    attempt(counted, odd[1], status=500)
+    clock.now += MINUTE_SECONDS
+    assert sides(counted)[0].errors == TrialCounts(trials=16, bad=2, keys=15)
 
 
 @pytest.mark.parametrize(("others", "share"), [(29, 10 / 39), (30, None), (10, 0.5), (9, None)])

@@ -297,8 +297,9 @@ class CanaryCounts(ContractModel):
     heavy_share: float | None = None
     """Largest share of one key in the new revision's requests of the last closed minute, 0 to 1;
     absent where no key has more than a quarter, or the requests are few."""
-    requests_left_out: Count = 0
-    """Requests that are in no count since a bound of the router's keys was reached."""
+    key_share: float = Field(default=1.0, gt=0, le=1)
+    """Share of the keys of both revisions that are counted: all, until they are more than the
+    router holds."""
 
 
 class ServiceLoad(ContractModel):

@@ -73,8 +73,8 @@ class Trial:
     """Engines of the new revision, by pod; None: no engine was looked at yet."""
     heavy_share: float = 0.0
     """Share of one key in the canary's requests, if large."""
-    left_out: int = 0
-    """Requests of keys beyond the bounds of the routers, which are in no count."""
+    key_share: float = 1.0
+    """Smallest share of the keys that a router counts."""
 
     @classmethod
     def of(cls, learnt: Mapping[str, Any]) -> Trial:
@@ -91,7 +91,7 @@ class Trial:
                 {name: Evidence.of(each) for name, each in learnt.get("evidence", {}).items()},
                 None if pods is None else {name: PodSeen(*seen) for name, seen in pods.items()},
                 float(learnt.get("heavyShare", 0.0)),
-                int(learnt.get("leftOut", 0)),
+                float(learnt.get("keyShare", 1.0)),
             )
         except (TypeError, ValueError, KeyError, AttributeError, AssertionError):
             return cls()
@@ -105,7 +105,7 @@ class Trial:
             "seen": {epoch: [*seen] for epoch, seen in self.seen.items()},
             "evidence": {name: asdict(each) for name, each in self.evidence.items()},
             "heavyShare": self.heavy_share,
-            "leftOut": self.left_out,
+            "keyShare": self.key_share if self.key_share < 1 else None,
         }
         kept = {key: value for key, value in written.items() if value}
         return kept if pods is None else kept | {"pods": pods}
@@ -131,7 +131,7 @@ class Trial:
             looked=time,
             seen={**self.seen, **seen},
             heavy_share=max((c.heavy_share or 0.0 for c in counts.values()), default=0.0),
-            left_out=sum(c.requests_left_out for c in counts.values()),
+            key_share=min((c.key_share for c in counts.values()), default=1.0),
         )
         if not self.began:
             return after
@@ -249,8 +249,11 @@ class StepJudge:
         ]
         minutes = f"{min(trial.minutes, self.spec.minutes):.0f} of {self.spec.minutes} minutes"
         heavy = f"one key has {trial.heavy_share:.0%} of the canary's requests"
-        left_out = f"{trial.left_out:,} requests of more keys than routers hold are not counted"
-        notes = [*([heavy] if trial.heavy_share else []), *([left_out] if trial.left_out else [])]
+        sample = f"routers count {trial.key_share:.0%} of the keys"
+        notes = [
+            *([heavy] if trial.heavy_share else []),
+            *([sample] if trial.key_share < 1 else []),
+        ]
         return "; ".join([*texts, minutes, *notes])
 
 

@@ -22,6 +22,7 @@ from tests.router.test_trial_minutes import attempt
 from tests.router.test_trials import Clock
 
 MANY = 20_000
+SAMPLES = {"r1": 0.5, "r2": 0.25}
 ZERO = counts((0, 0), (0, 0))
 
 
@@ -179,10 +180,11 @@ def test_an_engine_that_ends_twice_is_worse_at_once() -> None:
     assert by_slo.after(CanaryState(), view(pods=(pod("b-1", restarts=3),))).learnt == {}
 
 
-def test_requests_of_more_keys_than_routers_hold_are_named() -> None:
-    routers = [counts((9, 0), (9, 0), name, requests_left_out=600) for name in ("r1", "r2")]
+def test_the_share_of_the_keys_that_is_counted_is_named() -> None:
+    routers = [counts((9, 0), (9, 0), name, key_share=part) for name, part in SAMPLES.items()]
     text = judge().text(Trial.of(judged(judge(), look(0, *routers)).learnt))
-    assert text.endswith("; 1,200 requests of more keys than routers hold are not counted")
+    assert text.endswith("; routers count 25% of the keys")
+    assert "of the keys" not in judge().text(Trial.of(judged(judge(), look(0, ZERO)).learnt))
 
 
 def test_one_key_with_many_requests_is_named() -> None:
