@@ -21,11 +21,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
-from http import HTTPStatus
 from types import TracebackType
-from typing import Final
+from typing import Final, NamedTuple
 
 from sluice_contract.wire.load import CanaryCounts, SideCounts, TrialCounts
 
@@ -38,8 +37,8 @@ from sluice_router.canary import (
     percent_of,
     revisions_of,
 )
-from sluice_router.engines import Clock
-from sluice_router.errors import AttemptFailedError, fails_trial
+from sluice_router.engines import Clock, Fleet, condition
+from sluice_router.errors import AttemptFailedError, TrialEnd, trial_end, trial_end_of
 from sluice_router.targets import Target
 
 MAX_KEYS: Final = 1 << 16
@@ -47,6 +46,10 @@ MAX_KEYS: Final = 1 << 16
 MAX_MINUTE_KEYS: Final = 8192
 """Most keys of both revisions in a minute; beyond it half of all are counted no more."""
 MINUTE_SECONDS: Final = 60.0
+LEAVES_SECONDS: Final = 25.0
+"""Time without a first byte after which a client that leaves was not answered. Load balancers in
+front of routers give up later: Google Cloud's after 30 s by default, AWS's and nginx after 60 s. A
+longer slo for the first token is the limit instead."""
 HEAVY_SHARE: Final = 0.25
 HEAVY_MIN_REQUESTS: Final = 20
 """Requests in a minute below which no key is heavy."""
@@ -173,11 +176,35 @@ class _Step:
         self.former.keep(self._is_counted)
 
 
+class _Attempt(NamedTuple):
+    """A first attempt, and where it is counted."""
+
+    step: _Step
+    side: _Side
+    key: CanaryKey
+    target: Target
+
+    def add(self, *, failed: bool | None, late: bool | None) -> None:
+        self.step.add(self.side, self.key, failed=failed, late=late)
+
+
+class _Unavailable(NamedTuple):
+    """An attempt whose engine took no request, perhaps because it drains."""
+
+    attempt: _Attempt
+    engine_key: str
+    seconds: float
+    """When the attempt ended."""
+
+
 class Trials:
     """Trials of one router's canary."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, fleet: Fleet) -> None:
         self.clock = clock
+        self._fleet = fleet
+        self._unavailable = deque[_Unavailable](maxlen=MAX_MINUTE_KEYS)
+        """In the order in which they ended."""
         self.totals = Counter[tuple[str, str]]()
         """Trials in closed minutes since the router's start, by side (`new`, `former`) and
         outcome (`answered`, `failed`, `in_time`, `late`)."""
@@ -205,8 +232,9 @@ class Trials:
         self._follow(shares)
         if new and target.engine.received is not None:
             self._ttft_seconds = target.engine.received.report.slo_ttft_seconds
-        due_seconds = None if self._ttft_seconds is None else since_seconds + self._ttft_seconds
-        return Trial(self, self._step, new, key, due_seconds, limit)
+        side = self._step.new if new else self._step.former
+        attempt = _Attempt(self._step, side, key, target)
+        return Trial(self, attempt, since_seconds, self._ttft_seconds, limit)
 
     def counts(self, shares: Shares) -> CanaryCounts | None:
         """Counts of all closed minutes; None without a canary."""
@@ -225,8 +253,32 @@ class Trials:
             key_share=self._step.key_share,
         )
 
+    def add(self, attempt: _Attempt, end: TrialEnd, *, late: bool | None) -> None:
+        """Count an attempt that ended now."""
+        self.close_minute()
+        failed = {"answered": False, "failed": True}.get(end)
+        attempt.add(failed=failed, late=late)
+        if end in ("unavailable", "prefill_unavailable"):
+            target = attempt.target
+            engine = (end == "prefill_unavailable" and target.prefill) or target.engine
+            self._unavailable.append(_Unavailable(attempt, engine.key, self.clock()))
+
+    def _settle(self) -> None:
+        """Count attempts at engines that took no request as failed, if the engine's next load
+        report says that it does not drain. Without a report within a minute they are no trials."""
+        while self._unavailable:
+            attempt, key, seconds = self._unavailable[0]
+            engine, now = self._fleet.engine(key), self.clock()
+            if engine is not None and condition(engine, now) not in ("draining", "unready"):
+                if engine.received is not None and engine.received.received_seconds > seconds:
+                    attempt.add(failed=True, late=None)
+                elif now - seconds < MINUTE_SECONDS:
+                    return
+            self._unavailable.popleft()
+
     def close_minute(self) -> None:
         """Close the open minute if it is over."""
+        self._settle()
         minute = int(self.clock() // MINUTE_SECONDS)
         for _ in range(min(2, minute - self._minute)):  # the last closed one may be empty
             for name, side in (("new", self._step.new), ("former", self._step.former)):
@@ -247,17 +299,16 @@ class Trial:
     def __init__(
         self,
         trials: Trials,
-        step: _Step,
-        new: bool,
-        key: CanaryKey,
-        due_seconds: float | None,
+        attempt: _Attempt,
+        since_seconds: float,
+        ttft_seconds: float | None,
         limit: asyncio.Timeout | None,
     ) -> None:
-        """`due_seconds`: until when the first token is in time; None: that is not judged."""
+        """`ttft_seconds`: after which the first token is late; None: that is not judged."""
         self._trials = trials
-        self._step, self._side = step, step.new if new else step.former
-        self._key = key
-        self._due_seconds = due_seconds
+        self._attempt = attempt
+        self._since_seconds = since_seconds
+        self._ttft_seconds = ttft_seconds
         self._limit = limit
         self._reply: Reply | None = None
         self._failure: AttemptFailedError | None = None
@@ -267,7 +318,7 @@ class Trial:
         """The first byte came, or without a reply the attempt failed. The first byte of an answer
         that is not streamed is no token."""
         self._reply, self._failure = reply, failure
-        if reply is not None and reply.streams_events and self._due_seconds is not None:
+        if reply is not None and reply.streams_events and self._ttft_seconds is not None:
             self._late = self._is_overdue
 
     def __enter__(self) -> Trial:
@@ -283,20 +334,23 @@ class Trial:
             error = self._failure
         if self._reply is None and self._is_overdue:
             self._late = True
-        self._trials.close_minute()
-        self._step.add(self._side, self._key, failed=self._failed(error), late=self._late)
+        self._trials.add(self._attempt, self._end(error), late=self._late)
+
+    @property
+    def _waited_seconds(self) -> float:
+        return self._trials.clock() - self._since_seconds
 
     @property
     def _is_overdue(self) -> bool:
-        return self._due_seconds is not None and self._trials.clock() > self._due_seconds
+        return self._ttft_seconds is not None and self._waited_seconds > self._ttft_seconds
 
-    def _failed(self, error: BaseException | None) -> bool | None:
-        """None: neither the engine's answer nor its fault."""
+    def _end(self, error: BaseException | None) -> TrialEnd:
         if isinstance(error, asyncio.CancelledError):  # by its limit, or by the client
-            return True if self._limit is not None and self._limit.expired() else None
+            is_over = self._limit is not None and self._limit.expired()
+            longest_seconds = max(LEAVES_SECONDS, self._ttft_seconds or 0.0)
+            was_silent = self._reply is None and self._waited_seconds > longest_seconds
+            return "failed" if is_over or was_silent else "none"
         if error is not None:
-            return True if fails_trial(error) else None
+            return trial_end(error)
         assert self._reply is not None
-        if self._reply.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            return True
-        return False if self._reply.status < HTTPStatus.BAD_REQUEST else None
+        return trial_end_of(self._reply.status)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from http import HTTPStatus
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import pytest
 from hypothesis import given
@@ -19,8 +19,14 @@ from sluice_contract.wire.load import SideCounts, TrialCounts
 from sluice_router import trials
 from sluice_router.attempts import Call, Reply, Sender
 from sluice_router.canary import CanaryKey, goes_to_new
-from sluice_router.engines import EngineState, Fleet
-from sluice_router.errors import AttemptFailedError, EngineFailedError, RetryReason
+from sluice_router.engines import EngineState, Fleet, Phase
+from sluice_router.errors import (
+    AttemptFailedError,
+    EngineFailedError,
+    RetryReason,
+    TrialEnd,
+    trial_end,
+)
 from sluice_router.forward import Dispatcher, RequestHistory
 from sluice_router.resume import Progress
 from sluice_router.targets import Target, TargetChoice
@@ -173,7 +179,7 @@ MOMENT_KEYS = [CanaryKey(b"%d" % number, recurs=number < 5) for number in range(
 MOMENTS = st.lists(
     st.tuples(
         st.sampled_from(MOMENT_KEYS),
-        st.sampled_from([200, 500, 400]),
+        st.sampled_from([200, 500, 401]),
         st.sampled_from([None, False, True]),
         st.sampled_from([0.0, 0.0, 20.0, 60.0, 150.0]),
     ),
@@ -189,14 +195,14 @@ def test_a_key_is_bad_once_and_counted_until_then(
     """Also with a table that becomes full."""
     shares = {MIXED: CanaryShare("new", "former", percent)}
     clock, expected, before = Clock(), Expected(), [NONE, NONE]
-    counted = Trials(clock)
+    counted = Trials(clock, Fleet(clock))
     key = next(key for key in KEYS if goes_to_new(shares, key))
-    attempt(counted, key, None, shares, status=400)  # the slo is known, and nothing is counted
+    attempt(counted, key, None, shares, status=401)  # the slo is known, and nothing is counted
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trials, "MAX_KEYS", room)
         for key, status, late, seconds in moments:
             attempt(counted, key, None, shares, status=status, late=late)
-            failed = None if status == HTTPStatus.BAD_REQUEST else status != HTTPStatus.OK
+            failed = None if status == HTTPStatus.UNAUTHORIZED else status != HTTPStatus.OK
             new, minute = goes_to_new(shares, key), clock.now // MINUTE_SECONDS
             expected.add(key, {"errors": failed, "late": late}, new=new, minute=minute)
             clock.now += seconds
@@ -220,7 +226,7 @@ def test_too_many_keys_are_counted_as_if_only_the_sample_of_them_had_come(
     """Of both revisions alike, in a minute in which bounds are reached; all keys of a minute or in
     the table, whichever are more."""
     clock = Clock()
-    sampled, alone = Trials(clock), Trials(clock)
+    sampled, alone = Trials(clock, Fleet(clock)), Trials(clock, Fleet(clock))
     for counted in (sampled, alone):
         attempt(counted, NEW_KEYS[0], status=401)  # the slo is known, and nothing is counted
     with pytest.MonkeyPatch.context() as patch:
@@ -248,7 +254,7 @@ def test_a_burst_beyond_the_bounds_is_counted_on_both_sides(
     monkeypatch.setattr(trials, "MAX_MINUTE_KEYS", 64)
     shares = {MIXED: CanaryShare("new", "former", 20)}
     clock = Clock()
-    counted = Trials(clock)
+    counted = Trials(clock, Fleet(clock))
     keys = [CanaryKey(blake2b(b"%d" % key).digest(), recurs=recurs) for key in range(600)]
     for number, key in enumerate(keys):
         attempt(counted, key, None, shares, status=200 if number < 400 else 500)
@@ -273,7 +279,7 @@ def test_a_table_that_is_full_counts_half_of_its_keys_from_the_open_minute_on(
     """Requests without a chat take no room in it until they are bad: else they would fill it."""
     monkeypatch.setattr(trials, "MAX_KEYS", 4)
     clock = Clock()
-    counted = Trials(clock)
+    counted = Trials(clock, Fleet(clock))
     even, odd = ([key for key in NEW_KEYS if key.digest[-1] % 2 == bit] for bit in (0, 1))
     for key in [*even[:2], *odd[:2]]:
         attempt(counted, key)
@@ -296,7 +302,7 @@ def test_a_key_with_more_than_a_quarter_of_the_requests_is_heavy(
 ) -> None:
     """Of the new revision's requests in the last minute, if these are not few."""
     clock = Clock()
-    counted = Trials(clock)
+    counted = Trials(clock, Fleet(clock))
     for key in [NEW_KEYS[0]] * 10 + NEW_KEYS[1 : others + 1]:
         attempt(counted, key)
     clock.now += minutes * MINUTE_SECONDS
@@ -310,7 +316,7 @@ def test_a_pair_is_a_trial_if_both_its_engines_are_of_the_own_side() -> None:
     shares = {prefill: CanaryShare("p2", "p1", 50), decode: CanaryShare("d1", "d1", 50)}
     key = next(key for key in KEYS if goes_to_new(shares, key))
     clock = Clock()
-    counted = Trials(clock)
+    counted = Trials(clock, Fleet(clock))
     for decoding, prefilling in (("d1", "p2"), ("d1", "p1"), ("d0", "p2"), (None, "p2")):
         pair = engine("d", decoding, decode), engine("p", prefilling, prefill)
         attempt(counted, key, pair, shares)
@@ -323,14 +329,14 @@ def test_a_pair_is_a_trial_if_both_its_engines_are_of_the_own_side() -> None:
 
 def test_a_pool_that_states_no_share_has_no_trials() -> None:
     shares = {Role.PREFILL: CanaryShare("p2", "p1", 0)}
-    counted = Trials(Clock())
+    counted = Trials(Clock(), Fleet(Clock()))
     target = Target(engine("d", "d1", Role.DECODE), engine("p", "p1", Role.PREFILL))
     assert counted.begin(shares, target, KEYS[0], 0.0, None) is None
 
 
 def test_an_attempt_counts_in_the_minute_in_which_it_ends() -> None:
     clock = Clock()
-    counted = Trials(clock)
+    counted = Trials(clock, Fleet(clock))
     trial = counted.begin(SHARES, TARGETS["new"], NEW_KEYS[0], 0.0, None)
     assert trial is not None
     with trial:
@@ -345,7 +351,7 @@ def test_an_attempt_counts_in_the_minute_in_which_it_ends() -> None:
 
 def test_an_attempt_that_outlives_its_canary_is_not_counted_to_the_next() -> None:
     clock = Clock()
-    counted = Trials(clock)
+    counted = Trials(clock, Fleet(clock))
     trial = counted.begin(SHARES, TARGETS["new"], NEW_KEYS[0], 0.0, None)
     assert trial is not None
     next_shares = {MIXED: CanaryShare("newer", "former", 50)}
@@ -355,3 +361,77 @@ def test_an_attempt_that_outlives_its_canary_is_not_counted_to_the_next() -> Non
     clock.now += MINUTE_SECONDS
     assert first is not None
     assert counted.counts(next_shares) == first
+
+
+ENDS: dict[RetryReason, TrialEnd] = {
+    "connect": "failed",
+    "broken": "failed",
+    "unavailable": "unavailable",
+    "queue_full": "none",
+    "uncompiled": "failed",
+    "out_of_memory": "failed",
+    "prefill": "failed",
+    "prefill_unavailable": "prefill_unavailable",
+    "mismatch": "none",
+    "signature": "none",
+    "other_key": "failed",
+    "slow_client": "none",
+    "handed_back": "none",
+}
+
+
+def test_each_reason_of_a_failure_is_a_trial_or_none() -> None:
+    assert ENDS.keys() == set(get_args(RetryReason))
+    for reason, end in ENDS.items():
+        assert trial_end(AttemptFailedError(reason, EngineFailedError("x"))) == end, reason
+
+
+@pytest.mark.parametrize(
+    ("engine_now", "seconds", "expected"),
+    [
+        ("ready", 1, BAD),
+        ("draining", 1, NONE),
+        ("unready", 1, NONE),
+        ("gone", 1, NONE),
+        ("silent", 59, BAD),
+        ("silent", 60, NONE),
+    ],
+)
+def test_whether_an_engine_that_took_no_request_drains_is_known_from_its_next_report(
+    engine_now: str, seconds: float, expected: SideCounts
+) -> None:
+    """A silent engine's report comes after a look at the counts."""
+    clock = Clock()
+    fleet = Fleet(clock)
+    counted = Trials(clock, fleet)
+    target = Target(engine("d", "d1", Role.DECODE), engine("p", "new", Role.PREFILL))
+    shares = {Role.PREFILL: CanaryShare("new", "p1", 99), Role.DECODE: CanaryShare("d1", "d1", 99)}
+    key = next(key for key in KEYS if goes_to_new(shares, key))
+    endpoints = {each.key: each.endpoint for each in (target.engine, target.prefill) if each}
+    fleet.replace_endpoints(endpoints.values(), shares)
+    trial = counted.begin(shares, target, key, clock(), None)
+    assert trial is not None
+    with trial:
+        error = EngineFailedError("drains, perhaps")
+        trial.began(None, AttemptFailedError("prefill_unavailable", error))
+    clock.now += seconds
+
+    def report(*, draining: bool = False) -> None:
+        for name in endpoints:  # the decode engine drains: it is not to blame
+            is_decode = name == target.engine.key
+            report = fakes.load_report(draining=draining or is_decode)
+            fleet.report(name, report, own_inflight=0)
+
+    if engine_now in ("ready", "draining"):
+        report(draining=engine_now == "draining")
+    elif engine_now == "unready":
+        away = [replace(each, phase=Phase.UNREADY) for each in endpoints.values()]
+        fleet.replace_endpoints(away, shares)
+    elif engine_now == "gone":
+        fleet.replace_endpoints([], shares)
+    elif engine_now == "silent":
+        counted.close_minute()
+        report()
+    counted.close_minute()
+    clock.now += MINUTE_SECONDS
+    assert sides(counted, shares) == [expected, NONE]

@@ -14,6 +14,7 @@ from sluice_operator.scaled import Look
 from sluice_operator.service.revisions.canary_state import CanaryState, canary_state
 from sluice_operator.service.rollout.trial import LEVEL, CanaryView, StepJudge, Trial
 from sluice_router.canary import CanaryKey, goes_to_new, revisions_of
+from sluice_router.engines import Fleet
 from sluice_router.trials import MINUTE_SECONDS, Trials
 
 from tests.operator.service.rollout.canary_world import SHARES, counts, engine, look, pod, view
@@ -218,7 +219,7 @@ def test_a_step_in_which_nothing_could_be_compared_stays(has_slo: bool) -> None:
 def test_one_client_that_always_fails_is_no_worse_revision() -> None:
     """It fails each minute of an hour, among 1,000 others that do not; a router counts them."""
     clock = Clock()
-    counted = Trials(clock)
+    counted = Trials(clock, Fleet(clock))
     sides = {new: (router_engine("e", "b" if new else "a"),) for new in (True, False)}
 
     def ask(name: str, status: int = 200) -> None:
