@@ -37,6 +37,10 @@ RECORD_SECONDS: Final = 60.0
 WARM_MINUTES: Final = 5.0
 """Time after which caches of prefixes of new engines count as warm: reports do not show how full
 they are."""
+SILENT_MINUTES: Final = 3.0
+"""Time after which a revision without any answer is worse: its first answers take longer."""
+SILENT_LEVEL: Final = LEVEL / 100
+"""Probability that none of the keys is the canary's by chance."""
 STALLED: Final = 10
 """A step without a verdict is stalled after so many times its `minutes`."""
 
@@ -50,10 +54,15 @@ class CanaryView(NamedTuple):
     looks: tuple[Look, ...] = ()
     """The last answers of the routers; empty until the step's engines are ready."""
 
+    @property
+    def percent(self) -> int:
+        """Percent of the keys that routers give to the new revisions."""
+        return min((share.percent for share in self.shares.values()), default=0)
+
     def counts(self) -> Mapping[str, CanaryCounts]:
         """The newest counts of these revisions at this percent, by the epoch of their router."""
         names = _names(self.shares, "revision"), _names(self.shares, "former")
-        step = *names, min((share.percent for share in self.shares.values()), default=0)
+        step = *names, self.percent
         counts = self.looks[-1].counts
         return {c.epoch: c for c in counts if (c.revision, c.former, c.percent) == step}
 
@@ -204,6 +213,9 @@ class StepJudge:
                 return self._worse(state, trial, rates_text(signal, trial.evidence[signal]))
         if self.spec.judge.slo and (why := slower(view.looks, view.shares)):
             return self._worse(state, trial, why)
+        is_silent = self.spec.judge.errors and trial.minutes >= SILENT_MINUTES
+        if is_silent and (why := silent(view)):
+            return self._worse(state, trial, why)
         state = replace(state, learnt=trial.to_json_dict())
         is_same = compared and all(verdicts[signal] == "same" for signal in compared)
         if is_same and trial.minutes >= self.spec.minutes:
@@ -255,6 +267,17 @@ class StepJudge:
             *([sample] if trial.key_share < 1 else []),
         ]
         return "; ".join([*texts, minutes, *notes])
+
+
+def silent(view: CanaryView) -> str:
+    """Text about a revision that answers nothing, as one whose queue is always full; empty while
+    that may be chance. Keys of the router with most count, as others may have the same keys."""
+    counts = view.counts().values()
+    answered = sum(each.new_counts.errors.trials for each in counts)
+    keys = max((each.former_counts.errors.keys for each in counts), default=0)
+    if answered or (1 - view.percent / 100) ** keys > SILENT_LEVEL:
+        return ""
+    return f"it answered no request, while {keys:,} chats of the former revision were answered"
 
 
 def _names(shares: Mapping[Role, CanaryShare], side: Literal["revision", "former"]) -> str:

@@ -188,6 +188,32 @@ def test_the_share_of_the_keys_that_is_counted_is_named() -> None:
     assert "of the keys" not in judge().text(Trial.of(judged(judge(), look(0, ZERO)).learnt))
 
 
+@pytest.mark.parametrize(
+    ("minutes", "new", "former", "verdict"),
+    [
+        (3, 0, 40, "worse"),
+        (2, 0, 40, None),
+        (3, 1, 40, None),
+        (3, 0, 30, None),
+    ],
+)
+def test_a_revision_that_answers_nothing_is_worse(
+    minutes: float, new: int, former: int, verdict: str | None
+) -> None:
+    """A full queue is no trial. Of 30 keys none is of a quarter's share by chance in 1 of 5,600
+    canaries. Two routers may have counted the same keys."""
+    later = [counts((new, 0), (former, 0), epoch) for epoch in ("r1", "r2")]
+    looks = look(0, ZERO), *(look(minute, *later) for minute in range(1, int(minutes) + 1))
+    state = judged(judge(minutes=9), *looks)
+    assert state.verdict == verdict
+    if verdict:
+        assert (
+            state.why
+            == "it answered no request, while 40 chats of the former revision were answered"
+        )
+    assert judged(judge(minutes=9, judge={"errors": False}), *looks).verdict is None
+
+
 def test_one_key_with_many_requests_is_named() -> None:
     state = judged(judge(), look(0, counts((9, 0), (9, 0), heavy_share=0.4)))
     assert judge().text(Trial.of(state.learnt)).endswith("one key has 40% of the canary's requests")
