@@ -284,6 +284,10 @@ class Fleet:
         """All engines, in order of discovery."""
         return tuple(self._states.values())
 
+    def engine(self, key: str) -> EngineState | None:
+        """The engine with this key; None: it is not there any more."""
+        return self._states.get(key)
+
     def replace_endpoints(
         self, endpoints: Iterable[Endpoint], canary: Mapping[Role, CanaryShare] | None = None
     ) -> None:

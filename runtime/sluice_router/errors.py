@@ -93,20 +93,31 @@ MAY_BE_THE_REQUEST: Final[frozenset[RetryReason]] = frozenset(
     {"broken", "uncompiled", "out_of_memory", "prefill", "slow_client"}
 )
 """Failures that the request, or its client, may have caused."""
-NOT_A_TRIAL: Final[frozenset[RetryReason]] = frozenset(
+TrialEnd = Literal["answered", "failed", "unavailable", "prefill_unavailable", "none"]
+"""How an attempt ends in a canary: it counts for the engine's revision, against it, against it
+unless the engine (of a pair the prefill engine) drains, or not at all."""
+_TRIAL_ENDS: Final[dict[RetryReason, TrialEnd]] = {
+    "unavailable": "unavailable",
+    "prefill_unavailable": "prefill_unavailable",
+    "queue_full": "none",
+    "mismatch": "none",
+    "signature": "none",
+    "slow_client": "none",
+    "handed_back": "none",
+}
+"""Ends by reason; any other failure counts against the revision, also of an engine that stays
+healthy: memory or a grammar that fails may be new."""
+_NO_TRIAL: Final = frozenset(
     {
-        "unavailable",
-        "prefill_unavailable",
-        "queue_full",
-        "mismatch",
-        "signature",
-        "slow_client",
-        "handed_back",
+        HTTPStatus.UNAUTHORIZED,
+        HTTPStatus.FORBIDDEN,
+        HTTPStatus.TOO_MANY_REQUESTS,
+        499,  # the client has left
     }
 )
-"""Failures that say nothing about a canary's revision: engines that drain by plan, or are full, and
-what a client or an earlier engine caused. Any other failure counts against the revision, also of an
-engine that stays healthy: memory or a grammar that fails may be new."""
+"""Statuses that say nothing about a revision. Any other one from 400 on counts against it, also a
+client's own mistake: a revision that takes no valid request looks like that, and such mistakes are
+made on both sides alike."""
 _SHOWN_CHARACTERS: Final = 100
 """Most characters shown of an error that an engine sent."""
 _SERVER_ERRORS: Final = frozenset({INTERNAL_CODE, "generation_failed"})
@@ -316,17 +327,22 @@ def refusal(error: bytes, *, nothing_sent: bool) -> AttemptFailedError | EngineR
     return refused if reason is None else AttemptFailedError(reason, refused)
 
 
-def fails_trial(error: BaseException) -> bool:
-    """Whether the error that ended an attempt counts against the engine's revision in a canary. If
-    not, the attempt is not counted at all."""
+def trial_end(error: BaseException) -> TrialEnd:
+    """How an attempt that ended with this error counts in a canary."""
     if isinstance(error, AttemptFailedError):
-        return error.reason not in NOT_A_TRIAL
+        return _TRIAL_ENDS.get(error.reason, "failed")
     if not isinstance(error, EngineRefusedError):
-        return isinstance(error, EngineFailedError)
+        return "failed" if isinstance(error, EngineFailedError) else "none"
     code = error_in(error.body).code
     reason = RESUMED_CODES.get(code) or REASON_OF_CODE.get(code)
-    is_server_error = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
-    return is_server_error and (reason is None or reason not in NOT_A_TRIAL)
+    return _TRIAL_ENDS.get(reason, "failed") if reason else trial_end_of(error.status)
+
+
+def trial_end_of(status: int) -> TrialEnd:
+    """How an attempt that an engine answered with this status counts in a canary."""
+    if status < HTTPStatus.BAD_REQUEST:
+        return "answered"
+    return "none" if status in _NO_TRIAL else "failed"
 
 
 def soonest_retry(refusals: Sequence[RouterError]) -> RouterError:

@@ -144,7 +144,7 @@ class Dispatcher:
         """Requests that wait for a usable engine."""
         self.picks = Picks()
         self.unanswered = UnansweredRequests()
-        self.trials = Trials(clock)
+        self.trials = Trials(clock, fleet)
 
     @asynccontextmanager
     async def open(self, call: Call, history: RequestHistory) -> AsyncIterator[Reply]:

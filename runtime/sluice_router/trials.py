@@ -4,9 +4,10 @@ A key is bad from the first minute on in which a request of it failed, and count
 answers likewise, apart from failures. A trial is a minute of a key that was not bad before. The
 minute is that in which an attempt ends, by the router's clock.
 
-One table has the keys of both revisions since they are a pair, so a key that moves between them is
-not new again. Keys that do not recur are in it only once they are bad: else requests without a
-chat would fill it.
+Counts and the table of keys begin anew with each pair of revisions and with each percent: what is
+judged is one step. Keys that do not recur are in the table only once they are bad: else requests
+without a chat would fill it. When keys are too many, half of them are counted, of both revisions
+alike.
 
 Of a request only the first attempt counts, if engines of its key's own side were asked. A retry
 goes to the former revision, and would bring it the requests that the new one has failed. An attempt
@@ -20,27 +21,42 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import Counter
-from http import HTTPStatus
+from collections import Counter, deque
+from collections.abc import Callable
 from types import TracebackType
-from typing import Final
+from typing import Final, NamedTuple
 
 from sluice_contract.wire.load import CanaryCounts, SideCounts, TrialCounts
 
 from sluice_router.attempts import Reply
-from sluice_router.canary import CanaryKey, Shares, goes_to_new, is_of_side, revisions_of
-from sluice_router.engines import Clock
-from sluice_router.errors import AttemptFailedError, fails_trial
+from sluice_router.canary import (
+    CanaryKey,
+    Shares,
+    goes_to_new,
+    is_of_side,
+    percent_of,
+    revisions_of,
+)
+from sluice_router.engines import Clock, Fleet, condition
+from sluice_router.errors import AttemptFailedError, TrialEnd, trial_end, trial_end_of
 from sluice_router.targets import Target
 
 MAX_KEYS: Final = 1 << 16
-"""Most keys of a pair of revisions; requests of further ones are no trials."""
-MAX_MINUTE_KEYS: Final = 4096
-"""Most keys of one revision in a minute; requests of further ones are no trials."""
+"""Most keys of a step in the table; beyond it half of them are counted no more."""
+MAX_MINUTE_KEYS: Final = 8192
+"""Most keys of both revisions in a minute; beyond it half of all are counted no more."""
 MINUTE_SECONDS: Final = 60.0
+LEAVES_SECONDS: Final = 25.0
+"""Time without a first byte after which a client that leaves was not answered. Load balancers in
+front of routers give up later: Google Cloud's after 30 s by default, AWS's and nginx after 60 s. A
+longer slo for the first token is the limit instead."""
 HEAVY_SHARE: Final = 0.25
 HEAVY_MIN_REQUESTS: Final = 20
 """Requests in a minute below which no key is heavy."""
+
+
+_NEW, _BAD = 1, 2
+"""What a trial of the open minute is: of a new key, bad."""
 
 
 class _Signal:
@@ -50,102 +66,152 @@ class _Signal:
         """`flag`: that of a key that was seen; the next bit is that of a bad one."""
         self.counts = TrialCounts()
         self._seen, self._bad = flag, flag << 1
-        self._open()
-
-    def _open(self) -> None:
-        self._trials: set[bytes] = set()
-        self._turned_bad: set[bytes] = set()
-        self._new_keys = 0
+        self._trials: dict[bytes, int] = {}
 
     def add(self, digest: bytes, flags: int, *, is_bad: bool) -> int:
         """Count the end of an attempt; the flags of its key after it."""
         if flags & self._bad:
             return flags
-        if digest not in self._trials:
-            self._trials.add(digest)
-            self._new_keys += not flags & self._seen
-        if is_bad:
-            self._turned_bad.add(digest)
-            return flags | self._seen | self._bad
-        return flags | self._seen
+        trial = self._trials.get(digest, 0 if flags & self._seen else _NEW)
+        self._trials[digest] = trial | (_BAD if is_bad else 0)
+        return flags | self._seen | (self._bad if is_bad else 0)
+
+    def keep(self, is_counted: Callable[[bytes], bool]) -> None:
+        """Drop the open minute's trials of other keys."""
+        self._trials = {key: trial for key, trial in self._trials.items() if is_counted(key)}
 
     def close(self) -> tuple[int, int]:
         """Close the minute; its trials, good and bad ones."""
-        trials, bad = len(self._trials), len(self._turned_bad)
+        trials, self._trials = self._trials.values(), {}
+        bad = sum(trial & _BAD for trial in trials) // _BAD
         self.counts = TrialCounts(
-            trials=self.counts.trials + trials,
+            trials=self.counts.trials + len(trials),
             bad=self.counts.bad + bad,
-            keys=self.counts.keys + self._new_keys,
+            keys=self.counts.keys + sum(trial & _NEW for trial in trials),
         )
-        self._open()
-        return trials - bad, bad
+        return len(trials) - bad, bad
 
 
 class _Side:
     """Trials of one revision."""
 
-    def __init__(self, keys: dict[bytes, int]) -> None:
-        """`keys`: flags of the keys of both revisions, by digest."""
+    def __init__(self) -> None:
         self.heavy_share: float | None = None
-        self.requests_left_out = 0
+        self.requests = Counter[bytes]()
+        """Requests of each key in the open minute."""
         self._errors, self._late = _Signal(1), _Signal(4)
-        self._keys = keys
-        self._open()
-
-    def _open(self) -> None:
-        self._requests = Counter[bytes]()
-        self._all_requests = 0
 
     @property
     def counts(self) -> SideCounts:
         """Counts of all closed minutes."""
         return SideCounts(errors=self._errors.counts, late=self._late.counts)
 
-    def add(self, key: CanaryKey, *, failed: bool | None, late: bool | None) -> None:
-        """Count an attempt that ended; None: it says nothing about that."""
-        if failed is None and late is None:
-            return
-        self._all_requests += 1
-        digest, has_room = key.digest, len(self._keys) < MAX_KEYS or key.digest in self._keys
-        is_beyond = digest not in self._requests and len(self._requests) >= MAX_MINUTE_KEYS
-        if is_beyond or (key.recurs and not has_room):
-            self.requests_left_out += 1
-            return
-        self._requests[digest] += 1
-        flags = self._keys.get(digest, 0)
+    def add(self, digest: bytes, flags: int, *, failed: bool | None, late: bool | None) -> int:
+        """Count an attempt that ended; the flags of its key after it."""
+        self.requests[digest] += 1
         if failed is not None:
             flags = self._errors.add(digest, flags, is_bad=failed)
         if late is not None:
             flags = self._late.add(digest, flags, is_bad=late)
-        if has_room and (key.recurs or failed or late):
-            self._keys[digest] = flags
+        return flags
+
+    def keep(self, is_counted: Callable[[bytes], bool]) -> None:
+        """Drop what the open minute has of other keys."""
+        self.requests = Counter(
+            {key: requests for key, requests in self.requests.items() if is_counted(key)}
+        )
+        self._errors.keep(is_counted)
+        self._late.keep(is_counted)
 
     def close(self) -> Counter[str]:
         """Close the minute; its trials by outcome."""
         answered, failed = self._errors.close()
         in_time, late = self._late.close()
-        most, requests = max(self._requests.values(), default=0), self._all_requests
+        most, requests = max(self.requests.values(), default=0), self.requests.total()
         is_heavy = requests >= HEAVY_MIN_REQUESTS and most > HEAVY_SHARE * requests
         self.heavy_share = most / requests if is_heavy else None
-        self._open()
+        self.requests.clear()
         return Counter(answered=answered, failed=failed, in_time=in_time, late=late)
+
+
+class _Step:
+    """Trials of both revisions in one step, and the table of their keys."""
+
+    def __init__(self) -> None:
+        self.epoch = secrets.token_hex(8)
+        self.new, self.former = _Side(), _Side()
+        self._flags: dict[bytes, int] = {}
+        self._mask = 0
+        """Bits that are 0 in the digests of the keys that are counted."""
+
+    @property
+    def key_share(self) -> float:
+        """Share of the keys that are counted, 0 to 1."""
+        return 1 / (self._mask + 1)
+
+    def add(self, side: _Side, key: CanaryKey, *, failed: bool | None, late: bool | None) -> None:
+        """Count an attempt that ended; None: it says nothing about that."""
+        if (failed is None and late is None) or not self._is_counted(key.digest):
+            return
+        flags = side.add(key.digest, self._flags.get(key.digest, 0), failed=failed, late=late)
+        if key.recurs or failed or late:
+            self._flags[key.digest] = flags
+        while self._has_too_many:
+            self._halve()
+
+    @property
+    def _has_too_many(self) -> bool:
+        minute = len(self.new.requests) + len(self.former.requests)
+        return len(self._flags) > MAX_KEYS or minute > MAX_MINUTE_KEYS
+
+    def _is_counted(self, digest: bytes) -> bool:
+        return not int.from_bytes(digest) & self._mask
+
+    def _halve(self) -> None:
+        """Count half of the keys from the beginning of the open minute on. The bit that decides
+        says nothing about a key's side."""
+        self._mask = self._mask << 1 | 1
+        self._flags = {key: flags for key, flags in self._flags.items() if self._is_counted(key)}
+        self.new.keep(self._is_counted)
+        self.former.keep(self._is_counted)
+
+
+class _Attempt(NamedTuple):
+    """A first attempt, and where it is counted."""
+
+    step: _Step
+    side: _Side
+    key: CanaryKey
+    target: Target
+
+    def add(self, *, failed: bool | None, late: bool | None) -> None:
+        self.step.add(self.side, self.key, failed=failed, late=late)
+
+
+class _Unavailable(NamedTuple):
+    """An attempt whose engine took no request, perhaps because it drains."""
+
+    attempt: _Attempt
+    engine_key: str
+    seconds: float
+    """When the attempt ended."""
 
 
 class Trials:
     """Trials of one router's canary."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, fleet: Fleet) -> None:
         self.clock = clock
+        self._fleet = fleet
+        self._unavailable = deque[_Unavailable](maxlen=MAX_MINUTE_KEYS)
+        """In the order in which they ended."""
         self.totals = Counter[tuple[str, str]]()
         """Trials in closed minutes since the router's start, by side (`new`, `former`) and
         outcome (`answered`, `failed`, `in_time`, `late`)."""
-        self._revisions = ("", "")
-        self._begin(self._revisions)
+        self._begin(("", "", 0))
 
-    def _begin(self, revisions: tuple[str, str]) -> None:
-        self._revisions, self._epoch = revisions, secrets.token_hex(8)
-        keys: dict[bytes, int] = {}
-        self._new, self._former = _Side(keys), _Side(keys)
+    def _begin(self, identity: tuple[str, str, int]) -> None:
+        self._identity, self._step = identity, _Step()
         self._ttft_seconds: float | None = None
         self._minute = int(self.clock() // MINUTE_SECONDS)
 
@@ -166,8 +232,9 @@ class Trials:
         self._follow(shares)
         if new and target.engine.received is not None:
             self._ttft_seconds = target.engine.received.report.slo_ttft_seconds
-        due_seconds = None if self._ttft_seconds is None else since_seconds + self._ttft_seconds
-        return Trial(self, self._new if new else self._former, key, due_seconds, limit)
+        side = self._step.new if new else self._step.former
+        attempt = _Attempt(self._step, side, key, target)
+        return Trial(self, attempt, since_seconds, self._ttft_seconds, limit)
 
     def counts(self, shares: Shares) -> CanaryCounts | None:
         """Counts of all closed minutes; None without a canary."""
@@ -176,28 +243,53 @@ class Trials:
             return None
         self._follow(shares)
         return CanaryCounts(
-            epoch=self._epoch,
+            epoch=self._step.epoch,
             revision=revision,
             former=former,
-            new_counts=self._new.counts,
-            former_counts=self._former.counts,
-            heavy_share=self._new.heavy_share,
-            requests_left_out=self._new.requests_left_out + self._former.requests_left_out,
+            percent=percent_of(shares),
+            new_counts=self._step.new.counts,
+            former_counts=self._step.former.counts,
+            heavy_share=self._step.new.heavy_share,
+            key_share=self._step.key_share,
         )
+
+    def add(self, attempt: _Attempt, end: TrialEnd, *, late: bool | None) -> None:
+        """Count an attempt that ended now."""
+        self.close_minute()
+        failed = {"answered": False, "failed": True}.get(end)
+        attempt.add(failed=failed, late=late)
+        if end in ("unavailable", "prefill_unavailable"):
+            target = attempt.target
+            engine = (end == "prefill_unavailable" and target.prefill) or target.engine
+            self._unavailable.append(_Unavailable(attempt, engine.key, self.clock()))
+
+    def _settle(self) -> None:
+        """Count attempts at engines that took no request as failed, if the engine's next load
+        report says that it does not drain. Without a report within a minute they are no trials."""
+        while self._unavailable:
+            attempt, key, seconds = self._unavailable[0]
+            engine, now = self._fleet.engine(key), self.clock()
+            if engine is not None and condition(engine, now) not in ("draining", "unready"):
+                if engine.received is not None and engine.received.received_seconds > seconds:
+                    attempt.add(failed=True, late=None)
+                elif now - seconds < MINUTE_SECONDS:
+                    return
+            self._unavailable.popleft()
 
     def close_minute(self) -> None:
         """Close the open minute if it is over."""
+        self._settle()
         minute = int(self.clock() // MINUTE_SECONDS)
         for _ in range(min(2, minute - self._minute)):  # the last closed one may be empty
-            for name, side in (("new", self._new), ("former", self._former)):
+            for name, side in (("new", self._step.new), ("former", self._step.former)):
                 for outcome, count in side.close().items():
                     self.totals[name, outcome] += count
         self._minute = minute
 
     def _follow(self, shares: Shares) -> None:
-        """Begin anew with other revisions; percents do not matter."""
-        if (revisions := revisions_of(shares)) != self._revisions:
-            self._begin(revisions)
+        """Begin anew with other revisions, and with another percent."""
+        if (identity := (*revisions_of(shares), percent_of(shares))) != self._identity:
+            self._begin(identity)
         self.close_minute()
 
 
@@ -207,16 +299,16 @@ class Trial:
     def __init__(
         self,
         trials: Trials,
-        side: _Side,
-        key: CanaryKey,
-        due_seconds: float | None,
+        attempt: _Attempt,
+        since_seconds: float,
+        ttft_seconds: float | None,
         limit: asyncio.Timeout | None,
     ) -> None:
-        """`due_seconds`: until when the first token is in time; None: that is not judged."""
+        """`ttft_seconds`: after which the first token is late; None: that is not judged."""
         self._trials = trials
-        self._side = side
-        self._key = key
-        self._due_seconds = due_seconds
+        self._attempt = attempt
+        self._since_seconds = since_seconds
+        self._ttft_seconds = ttft_seconds
         self._limit = limit
         self._reply: Reply | None = None
         self._failure: AttemptFailedError | None = None
@@ -226,7 +318,7 @@ class Trial:
         """The first byte came, or without a reply the attempt failed. The first byte of an answer
         that is not streamed is no token."""
         self._reply, self._failure = reply, failure
-        if reply is not None and reply.streams_events and self._due_seconds is not None:
+        if reply is not None and reply.streams_events and self._ttft_seconds is not None:
             self._late = self._is_overdue
 
     def __enter__(self) -> Trial:
@@ -242,20 +334,23 @@ class Trial:
             error = self._failure
         if self._reply is None and self._is_overdue:
             self._late = True
-        self._trials.close_minute()
-        self._side.add(self._key, failed=self._failed(error), late=self._late)
+        self._trials.add(self._attempt, self._end(error), late=self._late)
+
+    @property
+    def _waited_seconds(self) -> float:
+        return self._trials.clock() - self._since_seconds
 
     @property
     def _is_overdue(self) -> bool:
-        return self._due_seconds is not None and self._trials.clock() > self._due_seconds
+        return self._ttft_seconds is not None and self._waited_seconds > self._ttft_seconds
 
-    def _failed(self, error: BaseException | None) -> bool | None:
-        """None: neither the engine's answer nor its fault."""
+    def _end(self, error: BaseException | None) -> TrialEnd:
         if isinstance(error, asyncio.CancelledError):  # by its limit, or by the client
-            return True if self._limit is not None and self._limit.expired() else None
+            is_over = self._limit is not None and self._limit.expired()
+            longest_seconds = max(LEAVES_SECONDS, self._ttft_seconds or 0.0)
+            was_silent = self._reply is None and self._waited_seconds > longest_seconds
+            return "failed" if is_over or was_silent else "none"
         if error is not None:
-            return True if fails_trial(error) else None
+            return trial_end(error)
         assert self._reply is not None
-        if self._reply.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            return True
-        return False if self._reply.status < HTTPStatus.BAD_REQUEST else None
+        return trial_end_of(self._reply.status)

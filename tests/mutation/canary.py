@@ -59,6 +59,22 @@ CANARY_MUTATIONS: Final = (
         package=ROLLOUTS,
     ),
     Mutation(
+        "canary: a revision that answers nothing is worse by chance",
+        "trial",
+        "if answered or (1 - view.percent / 100) ** keys > SILENT_LEVEL:",
+        "if answered:",
+        ("test_trial",),
+        package=ROLLOUTS,
+    ),
+    Mutation(
+        "canary: counts of the step before count for this one",
+        "trial",
+        "if (c.revision, c.former, c.percent) == step}",
+        "if (c.revision, c.former) == step[:2]}",
+        ("test_trial",),
+        package=ROLLOUTS,
+    ),
+    Mutation(
         "canary: a second try counts the first one's requests",
         "canary_state",
         '("seen",)',

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from hashlib import blake2b
 from http import HTTPStatus
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import pytest
 from hypothesis import given
@@ -18,8 +19,14 @@ from sluice_contract.wire.load import SideCounts, TrialCounts
 from sluice_router import trials
 from sluice_router.attempts import Call, Reply, Sender
 from sluice_router.canary import CanaryKey, goes_to_new
-from sluice_router.engines import EngineState, Fleet
-from sluice_router.errors import AttemptFailedError, EngineFailedError, RetryReason
+from sluice_router.engines import EngineState, Fleet, Phase
+from sluice_router.errors import (
+    AttemptFailedError,
+    EngineFailedError,
+    RetryReason,
+    TrialEnd,
+    trial_end,
+)
 from sluice_router.forward import Dispatcher, RequestHistory
 from sluice_router.resume import Progress
 from sluice_router.targets import Target, TargetChoice
@@ -172,34 +179,34 @@ MOMENT_KEYS = [CanaryKey(b"%d" % number, recurs=number < 5) for number in range(
 MOMENTS = st.lists(
     st.tuples(
         st.sampled_from(MOMENT_KEYS),
-        st.sampled_from([200, 500, 400]),
+        st.sampled_from([200, 500, 401]),
         st.sampled_from([None, False, True]),
         st.sampled_from([0.0, 0.0, 20.0, 60.0, 150.0]),
-        st.integers(10, 90),
     ),
     max_size=30,
 )
 
 
-@given(moments=MOMENTS, room=st.sampled_from([2, 99]))
+@given(moments=MOMENTS, room=st.sampled_from([2, 99]), percent=st.integers(10, 90))
 @examples(100)
 def test_a_key_is_bad_once_and_counted_until_then(
-    moments: list[tuple[CanaryKey, int, bool | None, float, int]], room: int
+    moments: list[tuple[CanaryKey, int, bool | None, float]], room: int, percent: int
 ) -> None:
-    """While shares change, and with a table that becomes full."""
+    """Also with a table that becomes full."""
+    shares = {MIXED: CanaryShare("new", "former", percent)}
     clock, expected, before = Clock(), Expected(), [NONE, NONE]
-    counted = Trials(clock)
-    attempt(counted, NEW_KEYS[0], status=400)  # the slo is known, and nothing is counted
+    counted = Trials(clock, Fleet(clock))
+    key = next(key for key in KEYS if goes_to_new(shares, key))
+    attempt(counted, key, None, shares, status=401)  # the slo is known, and nothing is counted
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trials, "MAX_KEYS", room)
-        for key, status, late, seconds, percent in moments:
-            shares = {MIXED: CanaryShare("new", "former", percent)}
+        for key, status, late, seconds in moments:
             attempt(counted, key, None, shares, status=status, late=late)
-            failed = None if status == HTTPStatus.BAD_REQUEST else status != HTTPStatus.OK
+            failed = None if status == HTTPStatus.UNAUTHORIZED else status != HTTPStatus.OK
             new, minute = goes_to_new(shares, key), clock.now // MINUTE_SECONDS
             expected.add(key, {"errors": failed, "late": late}, new=new, minute=minute)
             clock.now += seconds
-            after = sides(counted)
+            after = sides(counted, shares)
             for now, then in zip(after, before, strict=True):
                 counts = added(now, then)
                 for each in (counts.errors, counts.late):
@@ -208,47 +215,84 @@ def test_a_key_is_bad_once_and_counted_until_then(
             before = after
     clock.now += MINUTE_SECONDS
     if room > len(MOMENT_KEYS):
-        assert sides(counted) == [expected.side(new) for new in (True, False)]
+        assert sides(counted, shares) == [expected.side(new) for new in (True, False)]
 
 
-def test_beyond_the_most_keys_of_a_minute_only_known_ones_count(
-    monkeypatch: pytest.MonkeyPatch,
+@given(moments=MOMENTS, bounds=st.tuples(st.integers(1, 9), st.integers(1, 9)))
+@examples(100)
+def test_too_many_keys_are_counted_as_if_only_the_sample_of_them_had_come(
+    moments: list[tuple[CanaryKey, int, bool | None, float]], bounds: tuple[int, int]
 ) -> None:
-    monkeypatch.setattr(trials, "MAX_MINUTE_KEYS", 2)
+    """Of both revisions alike, in a minute in which bounds are reached; all keys of a minute or in
+    the table, whichever are more."""
     clock = Clock()
-    counted = Trials(clock)
-    for key in NEW_KEYS[3:5]:
-        attempt(counted, key, status=400)
-    for key in NEW_KEYS:
-        attempt(counted, key)
-    attempt(counted, NEW_KEYS[0], status=500)
-    attempt(counted, NEW_KEYS[2], status=500)
-    clock.now += MINUTE_SECONDS
-    assert sides(counted)[0].errors == TrialCounts(trials=2, bad=1, keys=2)
-    counts = counted.counts(SHARES)
+    sampled, alone = Trials(clock, Fleet(clock)), Trials(clock, Fleet(clock))
+    for counted in (sampled, alone):
+        attempt(counted, NEW_KEYS[0], status=401)  # the slo is known, and nothing is counted
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trials, "MAX_KEYS", bounds[0])
+        patch.setattr(trials, "MAX_MINUTE_KEYS", bounds[1])
+        for key, status, late, _ in moments:
+            attempt(sampled, key, status=status, late=late)
+    counts = sampled.counts(SHARES)
     assert counts is not None
-    assert counts.requests_left_out == len(NEW_KEYS) - 2 + 1
+    one_in = round(1 / counts.key_share)
+    sample = {key for key in MOMENT_KEYS if not int.from_bytes(key.digest) % one_in}
+    for key, status, late, _ in moments:
+        if key in sample:
+            attempt(alone, key, status=status, late=late)
+    clock.now += MINUTE_SECONDS
+    assert sides(sampled) == sides(alone)
+    assert sum(side.errors.trials for side in sides(sampled)) <= bounds[1]
 
 
-def test_beyond_the_most_keys_of_a_pair_only_known_ones_and_requests_without_a_chat_count(
+@pytest.mark.parametrize("recurs", [True, False])
+def test_a_burst_beyond_the_bounds_is_counted_on_both_sides(
+    monkeypatch: pytest.MonkeyPatch, recurs: bool
+) -> None:
+    """The busier side is full before the burst, if each has a bound of its own."""
+    monkeypatch.setattr(trials, "MAX_MINUTE_KEYS", 64)
+    shares = {MIXED: CanaryShare("new", "former", 20)}
+    clock = Clock()
+    counted = Trials(clock, Fleet(clock))
+    keys = [CanaryKey(blake2b(b"%d" % key).digest(), recurs=recurs) for key in range(600)]
+    for number, key in enumerate(keys):
+        attempt(counted, key, None, shares, status=200 if number < 400 else 500)
+    clock.now += MINUTE_SECONDS
+    counts = counted.counts(shares)
+    assert counts is not None
+    assert counts.key_share == 1 / 16
+    mask = 15
+    for side, new in zip(sides(counted, shares), (True, False), strict=True):
+        own = [
+            number
+            for number, key in enumerate(keys)
+            if goes_to_new(shares, key) is new and not int.from_bytes(key.digest) & mask
+        ]
+        bad = sum(number >= 400 for number in own)
+        assert side.errors == TrialCounts(trials=len(own), bad=bad, keys=len(own))
+
+
+def test_a_table_that_is_full_counts_half_of_its_keys_from_the_open_minute_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Requests without a chat take no room: else they would fill it."""
-    monkeypatch.setattr(trials, "MAX_KEYS", 2)
+    """Requests without a chat take no room in it until they are bad: else they would fill it."""
+    monkeypatch.setattr(trials, "MAX_KEYS", 4)
     clock = Clock()
-    counted = Trials(clock)
-    for key in NEW_KEYS[5:9]:
+    counted = Trials(clock, Fleet(clock))
+    even, odd = ([key for key in NEW_KEYS if key.digest[-1] % 2 == bit] for bit in (0, 1))
+    for key in [*even[:2], *odd[:2]]:
+        attempt(counted, key)
+    for key in [*even[4:9], *odd[4:9]]:
         attempt(counted, key._replace(recurs=False))
-    for key in NEW_KEYS[:4]:
-        attempt(counted, key)
-        clock.now += MINUTE_SECONDS
-    for key in (NEW_KEYS[0], NEW_KEYS[3], NEW_KEYS[9]._replace(recurs=False)):
-        attempt(counted, key, status=500)
     clock.now += MINUTE_SECONDS
-    assert sides(counted)[0].errors == TrialCounts(trials=8, bad=2, keys=7)
-    counts = counted.counts(SHARES)
-    assert counts is not None
-    assert counts.requests_left_out == 3
+    assert sides(counted)[0].errors == TrialCounts(trials=14, keys=14)
+    attempt(counted, odd[0])
+    attempt(counted, even[0], status=500)
+    attempt(counted, even[2]._replace(recurs=False), status=500)
+    attempt(counted, odd[1], status=500)
+    clock.now += MINUTE_SECONDS
+    assert sides(counted)[0].errors == TrialCounts(trials=16, bad=2, keys=15)
 
 
 @pytest.mark.parametrize(("others", "share"), [(29, 10 / 39), (30, None), (10, 0.5), (9, None)])
@@ -258,7 +302,7 @@ def test_a_key_with_more_than_a_quarter_of_the_requests_is_heavy(
 ) -> None:
     """Of the new revision's requests in the last minute, if these are not few."""
     clock = Clock()
-    counted = Trials(clock)
+    counted = Trials(clock, Fleet(clock))
     for key in [NEW_KEYS[0]] * 10 + NEW_KEYS[1 : others + 1]:
         attempt(counted, key)
     clock.now += minutes * MINUTE_SECONDS
@@ -272,7 +316,7 @@ def test_a_pair_is_a_trial_if_both_its_engines_are_of_the_own_side() -> None:
     shares = {prefill: CanaryShare("p2", "p1", 50), decode: CanaryShare("d1", "d1", 50)}
     key = next(key for key in KEYS if goes_to_new(shares, key))
     clock = Clock()
-    counted = Trials(clock)
+    counted = Trials(clock, Fleet(clock))
     for decoding, prefilling in (("d1", "p2"), ("d1", "p1"), ("d0", "p2"), (None, "p2")):
         pair = engine("d", decoding, decode), engine("p", prefilling, prefill)
         attempt(counted, key, pair, shares)
@@ -285,14 +329,14 @@ def test_a_pair_is_a_trial_if_both_its_engines_are_of_the_own_side() -> None:
 
 def test_a_pool_that_states_no_share_has_no_trials() -> None:
     shares = {Role.PREFILL: CanaryShare("p2", "p1", 0)}
-    counted = Trials(Clock())
+    counted = Trials(Clock(), Fleet(Clock()))
     target = Target(engine("d", "d1", Role.DECODE), engine("p", "p1", Role.PREFILL))
     assert counted.begin(shares, target, KEYS[0], 0.0, None) is None
 
 
 def test_an_attempt_counts_in_the_minute_in_which_it_ends() -> None:
     clock = Clock()
-    counted = Trials(clock)
+    counted = Trials(clock, Fleet(clock))
     trial = counted.begin(SHARES, TARGETS["new"], NEW_KEYS[0], 0.0, None)
     assert trial is not None
     with trial:
@@ -307,7 +351,7 @@ def test_an_attempt_counts_in_the_minute_in_which_it_ends() -> None:
 
 def test_an_attempt_that_outlives_its_canary_is_not_counted_to_the_next() -> None:
     clock = Clock()
-    counted = Trials(clock)
+    counted = Trials(clock, Fleet(clock))
     trial = counted.begin(SHARES, TARGETS["new"], NEW_KEYS[0], 0.0, None)
     assert trial is not None
     next_shares = {MIXED: CanaryShare("newer", "former", 50)}
@@ -317,3 +361,77 @@ def test_an_attempt_that_outlives_its_canary_is_not_counted_to_the_next() -> Non
     clock.now += MINUTE_SECONDS
     assert first is not None
     assert counted.counts(next_shares) == first
+
+
+ENDS: dict[RetryReason, TrialEnd] = {
+    "connect": "failed",
+    "broken": "failed",
+    "unavailable": "unavailable",
+    "queue_full": "none",
+    "uncompiled": "failed",
+    "out_of_memory": "failed",
+    "prefill": "failed",
+    "prefill_unavailable": "prefill_unavailable",
+    "mismatch": "none",
+    "signature": "none",
+    "other_key": "failed",
+    "slow_client": "none",
+    "handed_back": "none",
+}
+
+
+def test_each_reason_of_a_failure_is_a_trial_or_none() -> None:
+    assert ENDS.keys() == set(get_args(RetryReason))
+    for reason, end in ENDS.items():
+        assert trial_end(AttemptFailedError(reason, EngineFailedError("x"))) == end, reason
+
+
+@pytest.mark.parametrize(
+    ("engine_now", "seconds", "expected"),
+    [
+        ("ready", 1, BAD),
+        ("draining", 1, NONE),
+        ("unready", 1, NONE),
+        ("gone", 1, NONE),
+        ("silent", 59, BAD),
+        ("silent", 60, NONE),
+    ],
+)
+def test_whether_an_engine_that_took_no_request_drains_is_known_from_its_next_report(
+    engine_now: str, seconds: float, expected: SideCounts
+) -> None:
+    """A silent engine's report comes after a look at the counts."""
+    clock = Clock()
+    fleet = Fleet(clock)
+    counted = Trials(clock, fleet)
+    target = Target(engine("d", "d1", Role.DECODE), engine("p", "new", Role.PREFILL))
+    shares = {Role.PREFILL: CanaryShare("new", "p1", 99), Role.DECODE: CanaryShare("d1", "d1", 99)}
+    key = next(key for key in KEYS if goes_to_new(shares, key))
+    endpoints = {each.key: each.endpoint for each in (target.engine, target.prefill) if each}
+    fleet.replace_endpoints(endpoints.values(), shares)
+    trial = counted.begin(shares, target, key, clock(), None)
+    assert trial is not None
+    with trial:
+        error = EngineFailedError("drains, perhaps")
+        trial.began(None, AttemptFailedError("prefill_unavailable", error))
+    clock.now += seconds
+
+    def report(*, draining: bool = False) -> None:
+        for name in endpoints:  # the decode engine drains: it is not to blame
+            is_decode = name == target.engine.key
+            report = fakes.load_report(draining=draining or is_decode)
+            fleet.report(name, report, own_inflight=0)
+
+    if engine_now in ("ready", "draining"):
+        report(draining=engine_now == "draining")
+    elif engine_now == "unready":
+        away = [replace(each, phase=Phase.UNREADY) for each in endpoints.values()]
+        fleet.replace_endpoints(away, shares)
+    elif engine_now == "gone":
+        fleet.replace_endpoints([], shares)
+    elif engine_now == "silent":
+        counted.close_minute()
+        report()
+    counted.close_minute()
+    clock.now += MINUTE_SECONDS
+    assert sides(counted, shares) == [expected, NONE]

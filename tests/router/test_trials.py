@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import FrameType, SimpleNamespace
-from typing import Any, get_args
+from typing import Any
 
 import aiohttp
 import pytest
@@ -22,13 +22,6 @@ from sluice_contract.http_heads import ROUTING_KEY_HEADER
 from sluice_contract.wire.load import CanaryCounts, ServiceLoad, SideCounts, TrialCounts
 from sluice_router import trials
 from sluice_router.canary import CanaryKey, goes_to_new, key_of
-from sluice_router.errors import (
-    NOT_A_TRIAL,
-    AttemptFailedError,
-    EngineFailedError,
-    RetryReason,
-    fails_trial,
-)
 from sluice_router.lifecycle import Lifecycle
 from sluice_router.trials import MINUTE_SECONDS
 
@@ -50,21 +43,6 @@ NEW_SESSIONS, FORMER_SESSIONS = (
 NEW, FORMER = NEW_SESSIONS[0], FORMER_SESSIONS[0]
 """A session of each side, which nothing was asked for yet."""
 NONE = SideCounts()
-FAILS: dict[RetryReason, bool] = {
-    "connect": True,
-    "broken": True,
-    "unavailable": False,
-    "queue_full": False,
-    "uncompiled": True,
-    "out_of_memory": True,
-    "prefill": True,
-    "prefill_unavailable": False,
-    "mismatch": False,
-    "signature": False,
-    "other_key": True,
-    "slow_client": False,
-    "handed_back": False,
-}
 
 
 def added(now: SideCounts, before: SideCounts) -> SideCounts:
@@ -135,6 +113,12 @@ class Service:
         before, self.before = self.before, (counts.new_counts, counts.former_counts)
         return added(counts.new_counts, before[0]), added(counts.former_counts, before[1])
 
+    async def reported(self) -> None:
+        """Returns once the router has a load report that the new revision made after the call."""
+        for _ in range(2):  # the second question follows the first answer
+            self.new.polled.clear()
+            await self.new.polled.wait()
+
     async def metric(self) -> dict[tuple[str, str], int]:
         async with self.canary.client.get(self.canary.router.metrics_url + "/metrics") as answer:
             text = await answer.text()
@@ -145,14 +129,14 @@ class Service:
         for name, each in zip(("former", "new-1"), self.canary.engines, strict=True):
             self.canary.kube.put(labelled(slice_of(name, each, ready=True), label))
 
-    async def until(self, revisions: tuple[str, str]) -> CanaryCounts:
-        """The counts once the router follows this pair."""
+    async def until(self, step: tuple[str, str, int]) -> CanaryCounts:
+        """The counts once the router follows these revisions and this percent."""
         for _ in range(int(PATIENCE_SECONDS * 100)):
             counts = await self.counts()
-            if counts is not None and (counts.revision, counts.former) == revisions:
+            if counts is not None and (counts.revision, counts.former, counts.percent) == step:
                 return counts
             await asyncio.sleep(0.01)
-        raise AssertionError(f"{revisions} never come")
+        raise AssertionError(f"{step} never comes")
 
 
 @asynccontextmanager
@@ -168,18 +152,12 @@ async def service(
         if slo_ttft_seconds is not None:
             changes = {"slo_ttft_seconds": slo_ttft_seconds}
             service.new.load = service.new.load.model_copy(update=changes)
-            for _ in range(2):  # the second question follows the first answer
-                service.new.polled.clear()
-                await service.new.polled.wait()
+            await service.reported()
         asked = ((NEW_SESSIONS[-1], service.new), (FORMER_SESSIONS[-1], service.former))
         for session, each in asked:
             await canary.asked_until(session, each.url)
         await service.closed()
         yield service
-
-
-async def refuses_body(engine: fakes.FakeEngine, request: web.Request) -> web.StreamResponse:
-    return web.json_response({"error": {"code": "invalid_value"}}, status=400)
 
 
 async def ends_without_done(engine: fakes.FakeEngine, request: web.Request) -> web.StreamResponse:
@@ -203,20 +181,19 @@ KNOWN = SideCounts(errors=TrialCounts(trials=1))
 ENDINGS: dict[str, tuple[fakes.Behaviour, SideCounts]] = {
     "whole": (fakes.answers_json, GOOD),
     "stream": (fakes.streams, GOOD),
-    "400": (refuses_body, NONE),
+    **{f"{status}": (fakes.refuses(status), BAD) for status in (400, 404, 413, 422)},
+    **{f"{status}": (fakes.refuses(status), NONE) for status in (401, 403, 499)},
     "429": (fakes.refuses(429, code="queue_full"), NONE),
     "429 of a tenant": (fakes.refuses(429, code="tenant_full"), NONE),
     "500": (fakes.refuses(500), BAD),
     "502": (fakes.refuses(502), BAD),
-    "503": (fakes.refuses(503, code="unavailable"), NONE),
     "503 of a dead engine": (fakes.refuses(503, code="engine_died"), BAD),
     "503 without memory": (fakes.refuses(503, code="out_of_memory"), BAD),
     "504": (fakes.refuses(504), BAD),
     "no answer": (fakes.dies_before_answer, BAD),
     "cut": (ends_without_done, BAD),
     "generation_failed": (fakes.ends_with_error(b'{"code":"generation_failed"}'), BAD),
-    "drains": (fakes.ends_with_error(b'{"code":"unavailable"}'), NONE),
-    "too long": (fakes.ends_with_error(b'{"type":"invalid_request_error"}'), NONE),
+    "too long": (fakes.ends_with_error(b'{"type":"invalid_request_error"}'), BAD),
 }
 """Ends of an answer, and the trial of each."""
 
@@ -233,13 +210,6 @@ async def test_an_attempt_counts_by_how_the_engine_ended_it(
             assert await running.closed() == (expected, NONE), name
         await running.ask(FORMER)
         assert await running.closed() == (NONE, GOOD)
-
-
-def test_each_reason_of_a_failure_is_a_trial_or_none() -> None:
-    assert FAILS.keys() == set(get_args(RetryReason))
-    assert FAILS.keys() >= NOT_A_TRIAL
-    for reason, fails in FAILS.items():
-        assert fails_trial(AttemptFailedError(reason, EngineFailedError("x"))) is fails, reason
 
 
 async def test_requests_of_a_key_are_one_trial_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,37 +272,89 @@ async def test_counters_state_the_trials_by_side_and_outcome(
         assert after[("former", "answered")] == before[("former", "answered")]
 
 
-async def test_other_revisions_begin_at_zero_and_another_percent_does_not(
+async def test_counts_begin_at_zero_with_other_revisions_and_with_another_percent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A share that falls back and returns begins anew each time."""
     async with service(monkeypatch) as running:
-        first = await running.until(("new", "former"))
+        epochs = set()
+        for step in (("new", "former", 51), ("new", "former", 0), ("former", "new", 50)):
+            running.label("{}.{}.{}".format(*step))
+            counts = await running.until(step)
+            assert (counts.new_counts, counts.former_counts) == (NONE, NONE)
+            epochs.add(counts.epoch)
         running.label("new.former.51")
+        await running.until(("new", "former", 51))
         await running.ask(NEW)
-        await running.closed()
-        second = await running.until(("new", "former"))
-        assert second.epoch == first.epoch
-        assert added(second.new_counts, first.new_counts) == GOOD
-        running.label("former.new.50")
-        third = await running.until(("former", "new"))
-        assert third.epoch != second.epoch
-        assert (third.new_counts, third.former_counts) == (NONE, NONE)
+        running.clock.now += MINUTE_SECONDS
+        counts = await running.until(("new", "former", 51))
+        assert counts.new_counts == GOOD
+        assert len(epochs | {counts.epoch}) == 4
         running.label("former.former.0")
         await running.canary.asked_until(NEW, running.former.url)
         assert await running.counts() is None
 
 
-async def test_a_client_that_leaves_is_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("ttft_seconds", "seconds", "behave", "expected"),
+    [
+        (None, 25, fakes.hangs, None),
+        (None, 26, fakes.hangs, True),
+        (None, 26, fakes.hangs_in_stream, None),
+        (90, 26, fakes.hangs, None),
+        (90, 91, fakes.hangs, True),
+        (2, 3, fakes.hangs, None),
+    ],
+)
+async def test_a_client_that_leaves_after_long_without_a_byte_was_not_answered(
+    monkeypatch: pytest.MonkeyPatch,
+    ttft_seconds: float | None,
+    seconds: float,
+    behave: fakes.Behaviour,
+    expected: bool | None,
+) -> None:
+    """Else it says nothing of errors. It may have waited too long for the slo though."""
+    began = asyncio.Event()
+
+    async def ask() -> None:
+        async with running.asking(NEW) as answer:
+            began.set()
+            await answer.read()
+
+    async with service(monkeypatch, ttft_seconds) as running:
+        running.new.behave = behave
+        running.new.asked.clear()
+        running.new.aborted.clear()
+        asking = asyncio.create_task(ask())
+        await (began if behave is fakes.hangs_in_stream else running.new.asked).wait()
+        running.clock.now += seconds
+        asking.cancel()
+        await running.new.aborted.wait()
+        late = True if ttft_seconds is not None and seconds > ttft_seconds else None
+        assert await running.closed() == (trial(failed=expected, late=late), NONE)
+
+
+@pytest.mark.parametrize("drains", [False, True])
+@pytest.mark.parametrize(
+    "behave",
+    [
+        fakes.refuses(503, code="unavailable"),
+        fakes.ends_with_error(b'{"code":"unavailable"}'),
+    ],
+)
+async def test_an_engine_that_takes_no_request_fails_unless_it_reports_that_it_drains(
+    monkeypatch: pytest.MonkeyPatch, behave: fakes.Behaviour, drains: bool
+) -> None:
+    async def refuses(engine: fakes.FakeEngine, request: web.Request) -> web.StreamResponse:
+        engine.load = engine.load.model_copy(update={"draining": drains})
+        return await behave(engine, request)
+
     async with service(monkeypatch) as running:
-        for behave in (fakes.hangs, fakes.hangs_in_stream):
-            running.new.behave = behave
-            running.new.asked.clear()
-            running.new.aborted.clear()
-            asking = asyncio.create_task(running.ask(NEW))
-            await running.new.asked.wait()
-            asking.cancel()
-            await running.new.aborted.wait()
-        assert await running.closed() == (NONE, NONE)
+        running.new.behave = refuses
+        await running.ask(NEW)
+        running.clock.now += 1
+        await running.reported()
+        assert await running.closed() == (NONE if drains else BAD, NONE)
 
 
 async def test_a_request_that_takes_too_long_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,21 +398,6 @@ async def test_a_first_token_is_late_by_the_slo_of_the_new_revision(
                 each.gate.set()
                 await answer.read()
             assert await running.closed() == expected[session]
-
-
-async def test_a_client_that_waited_too_long_has_left_a_late_answer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The answer neither failed nor not, so of errors it is no trial."""
-    async with service(monkeypatch, slo_ttft_seconds=0.5) as running:
-        running.new.behave = fakes.hangs
-        running.new.asked.clear()
-        asking = asyncio.create_task(running.ask(NEW))
-        await running.new.asked.wait()
-        running.clock.now += 0.6
-        asking.cancel()
-        await running.new.aborted.wait()
-        assert await running.closed() == (trial(failed=None, late=True), NONE)
 
 
 async def test_an_answer_that_is_not_streamed_has_no_time_to_first_token(

@@ -261,7 +261,7 @@ class TrialCounts:
     bad: Count = 0
     """Trials in which the key turned bad; a key has one at most."""
     keys: Count = 0
-    """Trials of keys that were seen for the first time, on either side."""
+    """Trials of keys that were seen for the first time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,20 +283,23 @@ class CanaryCounts(ContractModel):
     model_config = ConfigDict(allow_inf_nan=False)
 
     epoch: str
-    """Differs after every restart of the router and for each pair of revisions; counts begin at 0
-    with it."""
+    """Differs after every restart of the router, for each pair of revisions, and after each change
+    of the percent; counts begin at 0 with it."""
     revision: str
     """New revision, as in the label of the pools' Services; of several labelled pools all of them,
     in the order of `sorted(Role)`, with dots between."""
     former: str
     """Former revision, written like `revision`."""
+    percent: Annotated[int, Field(ge=0, le=100)]
+    """Percent of the keys that belong to the new revision while these counts are made."""
     new_counts: SideCounts
     former_counts: SideCounts
     heavy_share: float | None = None
     """Largest share of one key in the new revision's requests of the last closed minute, 0 to 1;
     absent where no key has more than a quarter, or the requests are few."""
-    requests_left_out: Count = 0
-    """Requests that are in no count since a bound of the router's keys was reached."""
+    key_share: float = Field(default=1.0, gt=0, le=1)
+    """Share of the keys of both revisions that are counted: all, until they are more than the
+    router holds."""
 
 
 class ServiceLoad(ContractModel):

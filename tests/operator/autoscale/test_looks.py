@@ -37,7 +37,12 @@ class Routers:
 def _load(epoch: str) -> ServiceLoad:
     zero = SideCounts()
     counts = CanaryCounts(
-        epoch=epoch, revision="b", former="a", new_counts=zero, former_counts=zero
+        epoch=epoch,
+        revision="b",
+        former="a",
+        percent=25,
+        new_counts=zero,
+        former_counts=zero,
     )
     return ServiceLoad(
         draining=False, discovered=True, waiting_requests=0, engines=(), canary=counts

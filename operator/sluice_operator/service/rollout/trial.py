@@ -46,6 +46,10 @@ counts the same keys again, so every epoch makes a verdict take more keys."""
 WARM_MINUTES: Final = 5.0
 """Time after which caches of prefixes of new engines count as warm: reports do not show how full
 they are."""
+SILENT_MINUTES: Final = 3.0
+"""Time after which a revision without any answer is worse: its first answers take longer."""
+SILENT_LEVEL: Final = LEVEL / 100
+"""Probability that none of the keys is the canary's by chance."""
 STALLED: Final = 10
 """A step without a verdict is stalled after so many times its `minutes`."""
 
@@ -90,8 +94,8 @@ class StepEvidence:
     """Engines of the new revision, by pod; None: no engine was looked at yet."""
     heavy_share: float = 0.0
     """Share of one key in the canary's requests, if large."""
-    left_out: int = 0
-    """Requests of keys beyond the bounds of the routers, which are in no count."""
+    key_share: float = 1.0
+    """Smallest share of the keys that a router counts."""
 
     @classmethod
     def of(cls, learnt: Mapping[str, Any]) -> StepEvidence:
@@ -111,7 +115,7 @@ class StepEvidence:
                 {name: Evidence.of(each) for name, each in learnt.get("evidence", {}).items()},
                 None if pods is None else {name: PodSeen(*seen) for name, seen in pods.items()},
                 float(learnt.get("heavyShare", 0.0)),
-                int(learnt.get("leftOut", 0)),
+                float(learnt.get("keyShare", 1.0)),
             )
         except (TypeError, ValueError, KeyError, AttributeError, AssertionError):
             return cls()
@@ -128,7 +132,7 @@ class StepEvidence:
             "seen": {epoch: [*seen] for epoch, seen in self.seen.items()},
             "evidence": {name: asdict(each) for name, each in self.evidence.items()},
             "heavyShare": self.heavy_share,
-            "leftOut": self.left_out,
+            "keyShare": self.key_share if self.key_share < 1 else None,
         }
         kept = {key: value for key, value in written.items() if value}
         noted: Manifest = json.loads(json.dumps(kept if pods is None else kept | {"pods": pods}))
@@ -157,7 +161,7 @@ class StepEvidence:
             answers=answers,
             seen=seen if are_all else {**self.seen, **seen},
             heavy_share=max((c.heavy_share or 0.0 for c in counts.values()), default=0.0),
-            left_out=sum(c.requests_left_out for c in counts.values()),
+            key_share=min((c.key_share for c in counts.values()), default=1.0),
         )
         passed = self.seconds_until(look)
         if passed is None or passed > GAP_SECONDS:
@@ -238,6 +242,9 @@ class CanaryJudge:
                 return self._worse(state, now, rates_text(signal, now.evidence[signal]))
         if self.spec.judge.slo and (why := slower(looks, shares)):
             return self._worse(state, now, why)
+        is_silent = self.spec.judge.errors and now.minutes >= SILENT_MINUTES
+        if is_silent and (why := silent(looks[-1], shares)):
+            return self._worse(state, now, why)
         is_same = verdicts and all(verdict == "same" for verdict in verdicts.values())
         if is_same and now.minutes >= self.spec.minutes:
             others = [SIGNALS[signal] for signal in self.signals if signal not in verdicts]
@@ -291,12 +298,12 @@ class CanaryJudge:
             f"{keys:,} of about {needed:,} keys: {rates}"
             for _, keys, needed, rates in self.rows(step)
         ]
-        heavy, left_out, anew = step.heavy_share, step.left_out, step.begun_anew
+        heavy, keys, anew = step.heavy_share, step.key_share, step.begun_anew
         notes = (
             step.answers.text,
             heavy and f"one key has {heavy:.0%} of the canary's requests",
-            left_out and f"{left_out:,} requests of more keys than routers hold are not counted",
-            anew and f"begun anew {anew} times, as routers were replaced",
+            keys < 1 and f"routers count {keys:.0%} of the keys",
+            anew and f"begun anew {anew} times, as routers or the share changed",
         )
         return "; ".join([*texts, self.minutes_text(step), *(str(n) for n in notes if n)])
 
@@ -306,9 +313,25 @@ class CanaryJudge:
 
 
 def counts_of(look: Look, shares: Mapping[Role, CanaryShare]) -> Mapping[str, CanaryCounts]:
-    """The counts of these revisions in a look, by the epoch of their router."""
-    names = _names(shares, "revision"), _names(shares, "former")
-    return {c.epoch: c for c in look.counts if (c.revision, c.former) == names}
+    """The counts of these revisions at this percent in a look, by the epoch of their router."""
+    step = _names(shares, "revision"), _names(shares, "former"), percent_of(shares)
+    return {c.epoch: c for c in look.counts if (c.revision, c.former, c.percent) == step}
+
+
+def percent_of(shares: Mapping[Role, CanaryShare]) -> int:
+    """Percent of the keys that routers give to the new revisions."""
+    return min((share.percent for share in shares.values()), default=0)
+
+
+def silent(look: Look, shares: Mapping[Role, CanaryShare]) -> str:
+    """Text about a revision that answers nothing, as one whose queue is always full; empty while
+    that may be chance. Keys of the router with most count, as others may have the same keys."""
+    counts = counts_of(look, shares).values()
+    answered = sum(each.new_counts.errors.trials for each in counts)
+    keys = max((each.former_counts.errors.keys for each in counts), default=0)
+    if answered or (1 - percent_of(shares) / 100) ** keys > SILENT_LEVEL:
+        return ""
+    return f"it answered no request, while {keys:,} chats of the former revision were answered"
 
 
 def _names(shares: Mapping[Role, CanaryShare], side: Literal["revision", "former"]) -> str:

@@ -24,7 +24,8 @@ def counts(
         side: SideCounts(errors=TrialCounts(trials=trials, bad=bad, keys=trials))
         for side, (trials, bad) in (("new_counts", new), ("former_counts", old))
     }
-    return CanaryCounts(**{"epoch": epoch, "revision": "b", "former": "a"} | sides | fields)
+    step: dict[str, Any] = {"epoch": epoch, "revision": "b", "former": "a", "percent": 25}
+    return CanaryCounts(**step | sides | fields)
 
 
 def look(

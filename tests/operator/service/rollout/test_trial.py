@@ -14,6 +14,7 @@ from sluice_operator.scaled import Look
 from sluice_operator.service.revisions.canary_state import CanaryState, canary_state
 from sluice_operator.service.rollout.trial import LEVEL, CanaryJudge, StepEvidence, counts_of
 from sluice_router.canary import CanaryKey, goes_to_new, revisions_of
+from sluice_router.engines import Fleet
 from sluice_router.trials import MINUTE_SECONDS, Trials
 
 from tests.operator.service.rollout.canary_world import SHARES, counts, engine, look, pod, seen
@@ -22,6 +23,7 @@ from tests.router.test_trial_minutes import attempt
 from tests.router.test_trials import Clock
 
 MANY = 20_000
+SAMPLES = {"r1": 0.5, "r2": 0.25}
 ZERO = counts((0, 0), (0, 0))
 
 
@@ -94,8 +96,9 @@ def test_a_counter_that_goes_back_has_begun_anew() -> None:
     assert totals(state) == (11, 1, 33, 0)
 
 
-def test_counts_of_other_revisions_say_nothing() -> None:
-    other = counts((640, 32), (2560, 3), revision="c")
+@pytest.mark.parametrize("step", [{"revision": "c"}, {"former": "c"}, {"percent": 10}])
+def test_counts_of_other_revisions_or_of_another_percent_say_nothing(step: Any) -> None:
+    other = counts((640, 32), (2560, 3), **step)
     state = judged(judge(), look(0, ZERO), look(1, other))
     assert (state.verdict, StepEvidence.of(state.learnt).evidence) == (None, {})
 
@@ -168,7 +171,7 @@ def test_the_routers_of_a_step_are_bounded() -> None:
         step = StepEvidence.of(state.learnt)
         sizes.add((len(step.seen), len(step.routers)))
     assert sizes == {(2, 0), (2, 2), (2, 4)}
-    assert by.text(step).endswith("; begun anew 5 times, as routers were replaced")
+    assert by.text(step).endswith("; begun anew 5 times, as routers or the share changed")
     assert by.signal_judge(step).level == LEVEL / 2 / 2**5, "each is another test"
     assert step.minutes == 59
 
@@ -279,10 +282,37 @@ def test_an_engine_that_ends_twice_is_worse_at_once() -> None:
     assert by_slo.after(CanaryState(), *seen(pods=(pod("b-1", restarts=3),))).learnt == {}
 
 
-def test_requests_of_more_keys_than_routers_hold_are_named() -> None:
-    routers = [counts((9, 0), (9, 0), name, requests_left_out=600) for name in ("r1", "r2")]
+def test_the_share_of_the_keys_that_is_counted_is_named() -> None:
+    routers = [counts((9, 0), (9, 0), name, key_share=part) for name, part in SAMPLES.items()]
     text = judge().text(StepEvidence.of(judged(judge(), look(0, *routers)).learnt))
-    assert text.endswith("; 1,200 requests of more keys than routers hold are not counted")
+    assert text.endswith("; routers count 25% of the keys")
+    assert "of the keys" not in judge().text(StepEvidence.of(judged(judge(), look(0, ZERO)).learnt))
+
+
+@pytest.mark.parametrize(
+    ("minutes", "new", "former", "verdict"),
+    [
+        (3, 0, 40, "worse"),
+        (2, 0, 40, None),
+        (3, 1, 40, None),
+        (3, 0, 30, None),
+    ],
+)
+def test_a_revision_that_answers_nothing_is_worse(
+    minutes: float, new: int, former: int, verdict: str | None
+) -> None:
+    """A full queue is no trial. Of 30 keys none is of a quarter's share by chance in 1 of 5,600
+    canaries. Two routers may have counted the same keys."""
+    later = [counts((new, 0), (former, 0), epoch) for epoch in ("r1", "r2")]
+    looks = look(0, ZERO), *(look(minute, *later) for minute in range(1, int(minutes) + 1))
+    state = judged(judge(minutes=9), *looks)
+    assert state.verdict == verdict
+    if verdict:
+        assert (
+            state.why
+            == "it answered no request, while 40 chats of the former revision were answered"
+        )
+    assert judged(judge(minutes=9, judge={"errors": False}), *looks).verdict is None
 
 
 def test_one_key_with_many_requests_is_named() -> None:
@@ -322,7 +352,7 @@ def test_a_step_in_which_nothing_could_be_compared_stays(has_slo: bool) -> None:
 def test_one_client_that_always_fails_is_no_worse_revision() -> None:
     """It fails each minute of an hour, among 1,000 others that do not; a router counts them."""
     clock = Clock()
-    counted = Trials(clock)
+    counted = Trials(clock, Fleet(clock))
     sides = {new: (router_engine("e", "b" if new else "a"),) for new in (True, False)}
 
     def ask(name: str, status: int = 200) -> None:
