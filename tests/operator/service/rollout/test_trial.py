@@ -144,25 +144,26 @@ def late(new: tuple[int, int], former: tuple[int, int]) -> CanaryCounts:
     return base.model_copy(update=sides)
 
 
-def test_late_answers_count_while_loads_are_alike_and_caches_are_warm() -> None:
-    engines = (engine("b"), engine("a"))
-    busy = (engine("b"), engine("a", running_requests=9))
+@pytest.mark.parametrize(
+    ("requests", "warm", "queue", "verdict"),
+    [(50, 5, 4, "worse"), (50, 5, 24, "worse"), (50, 3, 4, None), (70, 5, 4, None)],
+    ids=["alike", "a queue of its own", "cold", "more requests"],
+)
+def test_late_answers_count_in_warm_engines_without_more_requests(
+    requests: int, warm: int, queue: int, verdict: str | None
+) -> None:
+    def seen(minute: float, counted: CanaryCounts) -> Look:
+        new, former = (round(minute * number) for number in (requests, 50))
+        sides = (
+            engine("b", finished_requests_total=new, running_requests=queue),
+            engine("a", finished_requests_total=former, running_requests=8),
+        )
+        return look(minute, counted, engines=sides)
+
     bad = late((640, 64), (2560, 3))
-    verdicts = {
-        name: judged(
-            judge(has_slo=True),
-            look(0, ZERO, engines=sides),
-            look(warm, ZERO, engines=sides),
-            look(warm + 1, bad, engines=sides),
-        )
-        for name, sides, warm in (
-            ("alike", engines, 5), ("cold", engines, 3), ("busier", busy, 5),
-        )
-    }  # fmt: skip
-    assert verdicts["alike"].why == "late answers 10.0 % against 0.1 %"
-    assert verdicts["alike"].verdict == "worse"
-    assert verdicts["cold"].verdict is None
-    assert verdicts["busier"].verdict is None
+    state = judged(judge(has_slo=True), seen(0, ZERO), seen(warm, ZERO), seen(warm + 1, bad))
+    assert state.verdict == verdict
+    assert state.why == ("late answers 10.0 % against 0.1 %" if verdict else "")
 
 
 def test_an_engine_that_ends_twice_is_worse_at_once() -> None:
