@@ -192,8 +192,8 @@ class JudgeSpec(ApiModel):
     )
     slo: bool = Field(
         default=True,
-        description="Judges answers that miss spec.slo, while both revisions have a similar load "
-        "on each engine, and the speed that engines report. Without spec.slo the speed alone.",
+        description="Judges answers that miss spec.slo, while the new engines get no more requests "
+        "each, and the speed of steps at equal work. Without spec.slo the speed alone.",
     )
     margin_points: int = Field(
         default=5,

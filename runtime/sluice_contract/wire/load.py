@@ -26,6 +26,7 @@ raised to it.
 """
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Seconds = Annotated[float, Field(ge=0)]
+Amount = Annotated[float, Field(ge=0, le=1e15)]
 
 
 _PART: Final = ConfigDict(alias_generator=to_camel, populate_by_name=True, allow_inf_nan=False)
@@ -49,6 +50,40 @@ class HandoverQueues:
     transfer: Count = 0
     """Decode engines: requests with pages whose prompt has not arrived; each also counts as
     running."""
+
+
+Amounts = tuple[Amount, Amount, Amount, Amount, Amount]
+"""One amount for each term of the engines' cost model of a step: the step itself, its prompt
+tokens, pairs of a prompt token and a token that it attends to, decode rows, tokens of their
+context."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepShapes:
+    """Steps of one kind: with prompt tokens, or without."""
+
+    __pydantic_config__: ClassVar = _PART
+
+    steps: Count
+    """Number of steps since the report's epoch began."""
+    mean: Amounts
+    """Mean shape of about the last hundred steps. Short steps weigh more: each counts by the
+    inverse square of its duration."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCosts:
+    """What an engine's steps cost, as its cost model has learnt. Steps that verify drafts are not
+    part of it, nor steps whose prompts are computed in groups of layers."""
+
+    __pydantic_config__: ClassVar = _PART
+
+    seconds: Amounts
+    """Seconds that one of each amount takes."""
+    decode: StepShapes | None = None
+    """Steps without prompt tokens; None before there are enough."""
+    prefill: StepShapes | None = None
+    """Steps with prompt tokens, which may decode too; None before there are enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +114,9 @@ class EngineFigures:
     itl_seconds: float | None = None
     """Mean time, in the last ten seconds, between two steps that gave an answer tokens; accepted
     drafts do not shorten it. None while no answer ran."""
+    costs: StepCosts | None = None
+    """Cost of steps, for comparisons at equal work; None before there are enough steps of any
+    kind."""
     prompt_tokens_total: Count = 0
     """Tokens of received prompts that missed the prefix cache."""
     generated_tokens_total: Count = 0

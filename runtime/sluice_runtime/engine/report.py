@@ -158,6 +158,7 @@ def figures_from(
         prefill_tokens_per_second=pace.prefill_tokens_per_second,
         marginal_prefill_tokens_per_second=marginal_rate(pace, status.pace.marginal_token_seconds),
         itl_seconds=pace.itl_seconds(now_seconds),
+        costs=status.pace.costs,
         prompt_tokens_total=status.received_prompt_tokens,
         generated_tokens_total=pace.generated_tokens,
         finished_requests_total=status.finished_requests,

@@ -26,10 +26,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import add, itemgetter
 from statistics import NormalDist
 from typing import Final, NamedTuple
+
+from sluice_contract.wire.load import Amounts, StepCosts, StepShapes
 
 from sluice_runtime.scheduler.batch import StepShape
 
@@ -110,6 +113,15 @@ class CostModel:
     def coefficients(self) -> tuple[float, ...]:
         """Seconds: a step, a prompt token, a product, a decode row, a token of decode context."""
         return tuple(self._coefficients)
+
+    def costs(self) -> StepCosts | None:
+        """The coefficients, with the mean shapes of the steps that they were learnt from; None
+        before there are enough steps of any kind."""
+        decode = self._decoding.shapes(self._decodes, SETTLED_DECODES)
+        prefill = self._extending.shapes(self._extends, SETTLED_EXTENDS)
+        if decode is None and prefill is None:
+            return None
+        return StepCosts(seconds=_amounts(self._coefficients), decode=decode, prefill=prefill)
 
     @property
     def ready(self) -> bool:
@@ -246,6 +258,13 @@ class _Evidence:
         self.answers = [0.0] * SIZE
         self.used = False
 
+    def shapes(self, steps: int, settled: int) -> StepShapes | None:
+        """The mean shape of these steps; None before `settled` steps."""
+        if steps < settled or self.gram[0] <= FORGOTTEN:
+            return None
+        first = [entry / self.gram[0] for entry in self.gram[:SIZE]]
+        return StepShapes(steps=steps, mean=_amounts(first))
+
     def add(self, features: tuple[float, ...], seconds: float, scale: float) -> None:
         """Adds one step, weighted so that its relative error counts."""
         self.used = True
@@ -259,6 +278,11 @@ class _Evidence:
             old * FORGETTING + new * seconds
             for old, new in zip(self.answers, weighted, strict=True)
         ]
+
+
+def _amounts(values: Sequence[float]) -> Amounts:
+    step, token, product, row, context = values
+    return step, token, product, row, context
 
 
 def steps_for(share: float) -> int:

@@ -20,6 +20,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Protocol
 
+from sluice_contract.wire.load import StepCosts
+
 from sluice_runtime.scheduler.batch import (
     Batch,
     StepShape,
@@ -100,6 +102,8 @@ class PaceStatus:
     """Predicted time for a prompt token in steps like the last ones; 0 while unknown."""
     marginal_token_seconds: float | None
     """Seconds that a prompt token adds to a step that decodes anyway; None while unknown."""
+    costs: StepCosts | None
+    """What the cost model has learnt, for comparisons with other engines; None while unknown."""
 
 
 class _PendingStep(NamedTuple):
@@ -182,6 +186,7 @@ class Pacing:
             error_ratio=self.cost.error,
             token_seconds=self.token_seconds(),
             marginal_token_seconds=self.cost.marginal_token_seconds(),
+            costs=self.cost.costs(),
         )
 
     def token_seconds(self) -> float:

@@ -210,6 +210,19 @@ def test_the_load_counts_prompts_without_what_was_cached_and_requests_that_finis
     assert load.figures.itl_seconds is not None
 
 
+def test_the_load_has_what_steps_cost(link: FakeLink) -> None:
+    loop = loop_on(link)
+    link.coming.append([ask("a", 5, 60)])
+    turns(loop, 70)
+    costs = link.steps[-1].load.figures.costs
+    assert costs is not None
+    assert costs.prefill is None, "one step is not enough"
+    assert costs.decode is not None
+    assert costs.decode.steps >= 59
+    assert costs.decode.mean[:4] == pytest.approx((1, 0, 0, 1))
+    assert costs.decode.mean[4] > 5
+
+
 def test_it_waits_for_messages_and_sends_heartbeats_only_while_idle(
     link: FakeLink, loop: EngineLoop
 ) -> None:

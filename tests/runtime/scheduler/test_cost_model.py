@@ -148,6 +148,37 @@ def test_it_says_when_it_has_enough_data() -> None:
     assert model.ready
 
 
+def test_costs_come_with_the_mean_shapes_of_both_kinds_of_steps() -> None:
+    model, coefficients = CostModel(), (0.01, 1e-5, 0.0, 1e-4, 0.0)
+    for number in range(31):
+        shape = StepShape(0, 0, 4 + number % 3, 900)
+        model.observe(shape, cost(coefficients, shape))
+    assert model.costs() is None, "too few steps"
+    for rows, tokens in [(5, 0), *((8, 100) for _ in range(32))]:
+        shape = StepShape(tokens, 50.0 * tokens, rows, 900)
+        model.observe(shape, cost(coefficients, shape))
+    costs = model.costs()
+    assert costs is not None
+    assert costs.seconds == model.coefficients
+    assert costs.decode is not None
+    assert costs.prefill is not None
+    assert (costs.decode.steps, costs.prefill.steps) == (32, 32)
+    assert costs.decode.mean == pytest.approx((1, 0, 0, 5, 900), rel=0.02)
+    assert costs.prefill.mean == pytest.approx((1, 100, 5000, 8, 900))
+
+
+def test_an_engine_of_one_role_knows_one_kind_of_steps() -> None:
+    decode, prefill = CostModel(), CostModel()
+    for _ in range(32):
+        decode.observe(StepShape(0, 0, 4, 900), 0.01)
+        prefill.observe(StepShape(100, 5000), 0.01)
+    decoding, prefilling = decode.costs(), prefill.costs()
+    assert decoding is not None
+    assert decoding.prefill is None
+    assert prefilling is not None
+    assert prefilling.decode is None
+
+
 def test_an_empty_step_teaches_nothing() -> None:
     model = CostModel()
     model.observe(StepShape(), 1.0)

@@ -15,7 +15,7 @@ from itertools import chain
 from typing import TypeVar
 
 import msgspec
-from sluice_contract.wire.load import EngineFigures, HandoverQueues
+from sluice_contract.wire.load import EngineFigures, HandoverQueues, StepCosts, StepShapes
 from sluice_runtime.engine.loop import HEARTBEAT_SECONDS
 from sluice_runtime.wire.messages import (
     PROTOCOL_VERSION,
@@ -85,6 +85,10 @@ def load(running: int, queued: int = 0, queues: HandoverQueues = NO_QUEUES) -> L
             prefill_tokens_per_second=1500.0,
             marginal_prefill_tokens_per_second=2500.0,
             itl_seconds=0.025,
+            costs=StepCosts(
+                seconds=(0.01, 1e-5, 0.0, 1e-4, 0.0),
+                decode=StepShapes(steps=90, mean=(1.0, 0.0, 0.0, 3.5, 700.0)),
+            ),
             prompt_tokens_total=700,
             generated_tokens_total=90,
             finished_requests_total=6,

@@ -240,6 +240,10 @@ async def test_load_and_metrics_show_the_engines_report(endpoint: str) -> None:
         assert load["start"] == READY.start
         assert (figures["prefillTokensPerSecond"], figures["itlSeconds"]) == (1500.0, 0.025)
         assert figures["marginalPrefillTokensPerSecond"] == 2500.0
+        assert figures["costs"] == {
+            "seconds": [0.01, 1e-5, 0.0, 1e-4, 0.0],
+            "decode": {"steps": 90, "mean": [1.0, 0.0, 0.0, 3.5, 700.0]},
+        }
         totals = ("promptTokensTotal", "generatedTokensTotal", "finishedRequestsTotal")
         assert [figures[total] for total in totals] == [700, 90, 6]
         text = (await server.http.get("/metrics")).text

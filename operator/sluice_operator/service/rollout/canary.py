@@ -137,8 +137,9 @@ class Canary:
 
     def _percent(self, changed: list[PoolState]) -> int:
         """Percent of requests for the desired revisions: of the largest step whose engines are
-        ready in every pool. Where some of a step that was reached before are missing, as many
-        requests as the others take."""
+        ready in every pool. A step that was reached before keeps its share while half of its
+        engines are ready, as each other share begins the counts of routers anew. Fewer engines get
+        as many requests as they take."""
         ready = (
             step
             for step in self._steps
@@ -146,7 +147,12 @@ class Canary:
             and all(pool.desired.ready for pool in changed)
         )
         reached = max(self._steps[: self.state.reached], default=0)
-        taken = (100 * pool.desired.ready // max(1, pool.replicas) for pool in changed)
+        taken = (
+            reached
+            if 2 * pool.desired.ready >= max(1, engines_of_share(reached, pool.replicas))
+            else 100 * pool.desired.ready // max(1, pool.replicas)
+            for pool in changed
+        )
         return max(max(ready, default=0), min(reached, *taken))
 
     def _is_at_step(self, percent: int) -> bool:

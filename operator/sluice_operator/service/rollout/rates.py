@@ -1,108 +1,147 @@
 """Speeds that engines report, compared between the two revisions of a canary: whether the new one
-is slower at any load, and whether the loads of both are alike.
+is slower at equal work, and whether its engines get more requests.
 
-Pure. A speed is the median over a revision's engines of one pool.
+Pure. Loads of the two differ: a slower engine has more rows, and prompts differ by chance. So the
+durations that the engines' cost models predict for the same steps are compared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from statistics import mean, median
-from typing import Final
+from operator import mul
+from statistics import fmean, median
+from typing import Final, NamedTuple
 
 from sluice_autoscaler.sample import EngineSample
 from sluice_contract.cluster.labels import CanaryShare, Role
+from sluice_contract.wire.load import Amounts, StepCosts, StepShapes
 
 from sluice_operator.scaled import LOOKS, Look
 
 SLOWER: Final = 1.15
-"""Ratio of times above which the new revision is slower."""
-ALIKE: Final = 0.75
-"""Least ratio of the smaller to the larger of two loads that are alike."""
+"""Ratio of durations above which the new revision is slower."""
+COMPARISONS: Final = LOOKS - 3
+"""Fewest comparisons, of `LOOKS` - 1, that show a revision slower."""
+CONTEXTS: Final = 8.0
+"""Ratio of contexts of a token above which steps are not compared: a cost model is linear, and
+devices are not."""
+MORE: Final = 1.25
+"""Ratio of requests that an engine gets above which it has more of them."""
 
-Ratio = Callable[[Sequence[EngineSample], Sequence[EngineSample]], float | None]
-"""Time of the new engines over that of the former ones; None: they cannot be compared."""
+
+class _Kind(NamedTuple):
+    name: str
+    """For people."""
+    shapes: Callable[[StepCosts], StepShapes | None]
+
+
+class _Measured(NamedTuple):
+    """One engine."""
+
+    seconds: Amounts
+    mean: Amounts
+    """Its mean step."""
+
+
+DECODE: Final = _Kind("a step without prompts", lambda costs: costs.decode)
+PREFILL: Final = _Kind("a step with prompts", lambda costs: costs.prefill)
 
 
 def slower(looks: Sequence[Look], shares: Mapping[Role, CanaryShare]) -> str:
-    """Text about a speed in which every one of the last looks has the new revision slower by more
-    than `SLOWER`; empty: there is none, or too few looks compare the two."""
+    """Text about a kind of step that takes the new revision of a pool more than `SLOWER` times as
+    long as the former; empty: there is none, or too few looks compare the two.
+
+    The steps are the mean step of each revision. Every look shows a difference at one of the two,
+    and the median of the looks at both: an extrapolation that fails seldom does so both ways."""
     for role, share in shares.items():
         if share.revision == share.former:
             continue
-        for name, ratio in _ratios_of(role):
-            ratios = [ratio(*sides) for sides in _sides(looks, role, share)]
-            if len(ratios) >= LOOKS - 1 and all(r is not None and r > SLOWER for r in ratios):
-                least = min(r for r in ratios if r is not None)
-                return f"pool {role}: {name} takes {least:.2f} times as long or longer"
+        for kind in (DECODE, PREFILL):
+            ratios = [*_ratios(looks, role, share, kind)]
+            if len(ratios) < COMPARISONS or any(max(ratio) <= SLOWER for ratio in ratios):
+                continue
+            if (least := min(map(median, zip(*ratios, strict=True)))) > SLOWER:
+                return f"pool {role}: {kind.name} takes {least:.2f} times as long or longer"
     return ""
 
 
-def has_equal_load(looks: Sequence[Look], shares: Mapping[Role, CanaryShare]) -> bool:
-    """Whether engines of both revisions of each changed pool have alike numbers of requests on
-    average over the looks; False without requests."""
-    return bool(looks) and all(
-        _are_alike(
-            *(
-                mean([e.figures.requests for look in looks for e in _of(look, role, name)] or [0])
-                for name in (share.revision, share.former)
-            )
-        )
-        for role, share in shares.items()
-        if share.revision != share.former
-    )
+def has_no_more_requests(looks: Sequence[Look], shares: Mapping[Role, CanaryShare]) -> bool:
+    """Whether no changed pool's new engines have got more requests than its former ones, over the
+    looks. With more requests an equal engine is late, too; late with as many or fewer is the
+    revision's own fault, however long its queue is. False without requests."""
+    changed = [item for item in shares.items() if item[1].revision != item[1].former]
+    requests = [
+        (_requests(looks, role, share.revision), _requests(looks, role, share.former))
+        for role, share in changed
+    ]
+    return any(max(pair) for pair in requests) and all(new <= MORE * old for new, old in requests)
 
 
-def _sides(
-    looks: Sequence[Look], role: Role, share: CanaryShare
-) -> Iterator[tuple[list[EngineSample], list[EngineSample]]]:
-    """The engines of both revisions in every look but the first, as far as they have computed
-    prompts since the look before: a measurement without work is an old one."""
+def _ratios(
+    looks: Sequence[Look], role: Role, share: CanaryShare, kind: _Kind
+) -> Iterator[tuple[float, float]]:
+    """Durations of the new revision over those of the former, at the mean step of each, for each
+    look in which both have made such steps since the look before."""
     for before, look in pairwise(looks):
-        computed = {(e.name, e.epoch): e.figures.prompt_tokens_total for e in before.engines}
+        steps = {(e.name, e.epoch): made.steps for e, _, made in _measured(before.engines, kind)}
         new, former = (
             [
-                engine
-                for engine in _of(look, role, name)
-                if engine.figures.prompt_tokens_total
-                > computed.get((engine.name, engine.epoch), engine.figures.prompt_tokens_total)
+                _Measured(costs.seconds, made.mean)
+                for e, costs, made in _measured(_of(look, role, revision), kind)
+                if made.steps > steps.get((e.name, e.epoch), made.steps)
             ]
-            for name in (share.revision, share.former)
+            for revision in (share.revision, share.former)
         )
-        yield new, former
+        if not (new and former):
+            continue
+        means = _mean_step(new), _mean_step(former)
+        if _are_similar(*means) and all(_duration(former, mean) for mean in means):
+            one, other = (_duration(new, mean) / _duration(former, mean) for mean in means)
+            yield one, other
 
 
-def _ratios_of(role: Role) -> Iterator[tuple[str, Ratio]]:
-    if role is not Role.DECODE:
-        yield "a prompt token", _prefill_ratio
-    if role is not Role.PREFILL:
-        yield "a step of answers", _step_ratio
+def _measured(
+    engines: Iterable[EngineSample], kind: _Kind
+) -> Iterator[tuple[EngineSample, StepCosts, StepShapes]]:
+    """The engines that report steps of a kind."""
+    for engine in engines:
+        costs = engine.figures.costs
+        if costs is not None and (made := kind.shapes(costs)) is not None:
+            yield engine, costs, made
 
 
-def _prefill_ratio(new: Sequence[EngineSample], former: Sequence[EngineSample]) -> float | None:
-    rates = [
-        _median(e.figures.marginal_prefill_tokens_per_second for e in side)
-        for side in (former, new)
-    ]
-    return rates[0] / rates[1] if rates[0] and rates[1] else None
+def _mean_step(engines: Sequence[_Measured]) -> list[float]:
+    return [fmean(amounts) for amounts in zip(*(e.mean for e in engines), strict=True)]
 
 
-def _step_ratio(new: Sequence[EngineSample], former: Sequence[EngineSample]) -> float | None:
-    """None also where the steps of the two have other numbers of rows."""
-    rows = [_median(e.figures.running_requests for e in side) or 0 for side in (new, former)]
-    times = [_median(e.figures.itl_seconds for e in side) for side in (new, former)]
-    return times[0] / times[1] if _are_alike(*rows) and times[0] and times[1] else None
+def _duration(engines: Sequence[_Measured], step: Sequence[float]) -> float:
+    """Seconds that a step takes; the median of the engines."""
+    return median(float(sum(map(mul, engine.seconds, step))) for engine in engines)
+
+
+def _are_similar(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether the prompt tokens of two steps attend to similar numbers of tokens, and their decode
+    rows too."""
+    for tokens, attended in ((1, 2), (3, 4)):
+        low, high = sorted((one[attended] * other[tokens], other[attended] * one[tokens]))
+        if high > CONTEXTS * low:
+            return False
+    return True
+
+
+def _requests(looks: Sequence[Look], role: Role, revision: str) -> float:
+    """Requests that an engine of a revision has finished between two looks, on average."""
+    finished = []
+    for before, look in pairwise(looks):
+        earlier = {(e.name, e.epoch): e.figures.finished_requests_total for e in before.engines}
+        finished += [
+            engine.figures.finished_requests_total - earlier[engine.name, engine.epoch]
+            for engine in _of(look, role, revision)
+            if (engine.name, engine.epoch) in earlier
+        ]
+    return fmean(finished) if finished else 0.0
 
 
 def _of(look: Look, role: Role, revision: str) -> list[EngineSample]:
     return [e for e in look.engines if (e.role, e.revision) == (role, revision)]
-
-
-def _are_alike(one: float, other: float) -> bool:
-    return max(one, other) > 0 and min(one, other) >= ALIKE * max(one, other)
-
-
-def _median(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None

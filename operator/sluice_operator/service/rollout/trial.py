@@ -24,7 +24,7 @@ from sluice_operator.scaled import Look
 from sluice_operator.service.revisions.canary_state import CanaryState
 from sluice_operator.service.rollout.engine_ends import PodSeen, often_ended, pods_seen
 from sluice_operator.service.rollout.judge import Counts, Evidence, Judge, Verdict, trials_needed
-from sluice_operator.service.rollout.rates import has_equal_load, slower
+from sluice_operator.service.rollout.rates import has_no_more_requests, slower
 
 Signal = Literal["errors", "slo"]
 SIGNALS: Final[Mapping[Signal, str]] = {"errors": "errors", "slo": "late answers"}
@@ -266,8 +266,9 @@ class CanaryJudge:
     def _compared(
         self, step: StepEvidence, shares: Mapping[Role, CanaryShare], looks: Sequence[Look]
     ) -> tuple[Signal, ...]:
-        """The signals that this look counts for. Latencies only while the loads are alike."""
-        is_slo = step.minutes >= WARM_MINUTES and has_equal_load(looks, shares)
+        """The signals that this look counts for. Latencies only while the canary's engines
+        get no more requests."""
+        is_slo = step.minutes >= WARM_MINUTES and has_no_more_requests(looks, shares)
         return tuple(signal for signal in self.signals if signal != "slo" or is_slo)
 
     def _worse(self, state: CanaryState, step: StepEvidence, why: str) -> CanaryState:

@@ -82,8 +82,9 @@ def test_the_share_is_that_of_the_largest_step_whose_engines_are_ready(
     ("replicas", "engines", "percent", "reason"),
     [
         (4, 1, 25, "CanaryStep"),
-        (5, 1, 20, "CanaryStep"),
-        (40, 9, 22, "CanaryStep"),
+        (5, 1, 25, "CanaryStep"),
+        (40, 5, 25, "CanaryStep"),
+        (40, 4, 10, "CanaryStep"),
         (40, 0, 0, "RollingOut"),
         (0, 0, 0, "RollingOut"),
     ],

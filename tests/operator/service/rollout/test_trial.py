@@ -239,35 +239,39 @@ def late(new: tuple[int, int], former: tuple[int, int]) -> CanaryCounts:
     return base.model_copy(update=sides)
 
 
-def test_late_answers_count_while_loads_are_alike_and_caches_are_warm() -> None:
-    engines = (engine("b"), engine("a"))
-    busy = (engine("b"), engine("a", running_requests=9))
+def served(minute: float, counted: CanaryCounts, requests: int, queue: int = 4) -> Look:
+    """A look at two engines, of which the canary's has got so many requests a minute, and the
+    former one 50."""
+    sides = (
+        engine("b", finished_requests_total=round(minute * requests), running_requests=queue),
+        engine("a", finished_requests_total=round(minute * 50), running_requests=8),
+    )
+    return look(minute, counted, engines=sides)
+
+
+@pytest.mark.parametrize(
+    ("requests", "warm", "queue", "verdict"),
+    [(50, 5, 4, "worse"), (50, 5, 24, "worse"), (50, 3, 4, None), (70, 5, 4, None)],
+    ids=["alike", "a queue of its own", "cold", "more requests"],
+)
+def test_late_answers_count_in_warm_engines_without_more_requests(
+    requests: int, warm: int, queue: int, verdict: str | None
+) -> None:
     bad = late((640, 64), (2560, 3))
-    verdicts = {
-        name: judged(
-            judge(has_slo=True),
-            *(look(n, ZERO, engines=sides) for n in range(warm + 1)),
-            look(warm + 1, bad, engines=sides),
-        )
-        for name, sides, warm in (
-            ("alike", engines, 5), ("cold", engines, 3), ("busier", busy, 5),
-        )
-    }  # fmt: skip
-    assert verdicts["alike"].why == "late answers 10.0 % against 0.1 %"
-    assert verdicts["alike"].verdict == "worse"
-    assert verdicts["cold"].verdict is None
-    assert verdicts["busier"].verdict is None
+    looks = [served(minute, ZERO, requests, queue) for minute in range(warm + 1)]
+    state = judged(judge(has_slo=True), *looks, served(warm + 1, bad, requests, queue))
+    assert state.verdict == verdict
+    assert state.why == ("late answers 10.0 % against 0.1 %" if verdict else "")
 
 
 def test_a_signal_that_was_compared_once_must_be_the_same() -> None:
     """Late answers that lean to worse, and then cannot be compared."""
-    alike, busy = (engine("b"), engine("a")), (engine("b"), engine("a", running_requests=9))
     leaning = late((MANY, 200), (3 * MANY, 300))
-    looks = [look(n, ZERO, engines=alike) for n in range(6)]
-    looks += [look(n, leaning, engines=alike if n == 6 else busy) for n in range(6, 12)]
+    looks = [served(n, ZERO, 50) for n in range(6)]
+    looks += [served(n, leaning, 50 if n == 6 else 99) for n in range(6, 12)]
     state = judged(judge(has_slo=True, steps=[25]), *looks)
     assert (state.verdict, len(StepEvidence.of(state.learnt).evidence)) == (None, 2)
-    looks = [replace(each, engines=busy) for each in looks]
+    looks = [served(n, ZERO if n < 6 else leaning, 99) for n in range(12)]
     state = judged(judge(has_slo=True, steps=[25, 50]), *looks)
     assert state.step == 1
     assert state.why.endswith("; late answers were not compared")
