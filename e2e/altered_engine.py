@@ -54,7 +54,7 @@ def fail(failing_share: float, crashing_share: float) -> None:
             raise RuntimeError("a story's fault")
         return await handle(self, *request)
 
-    RequestHandler.handle = failing  # type: ignore[method-assign]
+    RequestHandler.handle = failing  # type: ignore[method-assign,assignment]
 
 
 def number(variable: str) -> float:

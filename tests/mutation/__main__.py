@@ -22,7 +22,7 @@ from tests.mutation.every import EVERY
 from tests.mutation.mutation import Mutation
 
 ROOT: Final = Path(__file__).parents[2]
-COPIED: Final = ("runtime", "operator", "kernels", "tests", "e2e")
+COPIED: Final = ("runtime", "operator", "kernels", "tests", "e2e", "benchmarks")
 """The sources, the tests, and what these import."""
 IMPORTED: Final = ("operator", "runtime", "kernels", ".")
 LEVEL: Final = "not full and not gpu and not apiserver and not cluster"

@@ -360,9 +360,15 @@ def _added(now: Sequence[int], before: Sequence[int] | None) -> list[int]:
 
 
 def _counts(signal: Signal, total: Sequence[int]) -> tuple[Counts, Counts]:
-    """The counts of one signal, of the new revision and of the former."""
+    """The counts of one signal, of the new revision and of the former. Where a router has counted
+    more bad keys than trials, each trial was bad."""
     first = 3 * [*SIGNALS].index(signal)
-    return Counts(*total[first : first + 3]), Counts(*total[first + 6 : first + 9])
+    trials, *parts = total[first : first + 3]
+    former_trials, *former_parts = total[first + 6 : first + 9]
+    return (
+        Counts(trials, *(min(part, trials) for part in parts)),
+        Counts(former_trials, *(min(part, former_trials) for part in former_parts)),
+    )
 
 
 def step_judge(spec: InferenceServiceSpec) -> CanaryJudge | None:

@@ -96,6 +96,12 @@ def test_a_counter_that_goes_back_has_begun_anew() -> None:
     assert totals(state) == (11, 1, 33, 0)
 
 
+def test_counts_of_a_router_that_do_not_add_up_are_bounded() -> None:
+    odd = counts((10, 12), (30, 40))
+    state = judged(judge(), look(0, ZERO), look(1, odd))
+    assert totals(state) == (10, 10, 30, 30)
+
+
 @pytest.mark.parametrize("step", [{"revision": "c"}, {"former": "c"}, {"percent": 10}])
 def test_counts_of_other_revisions_or_of_another_percent_say_nothing(step: Any) -> None:
     other = counts((640, 32), (2560, 3), **step)
