@@ -61,7 +61,7 @@ CANARY_MUTATIONS: Final = (
     Mutation(
         "canary: a revision that answers nothing is worse by chance",
         "trial",
-        "if answered or (1 - view.percent / 100) ** keys > SILENT_LEVEL:",
+        "if answered or (1 - percent_of(shares) / 100) ** keys > SILENT_LEVEL:",
         "if answered:",
         ("test_trial",),
         package=ROLLOUTS,
