@@ -95,7 +95,7 @@ def test_the_table_has_a_row_a_scene() -> None:
     found = results(0.995, 4.4)
     head, _, line = report.table(found)
     cells = dict(zip(head.split(" | "), line.split(" | "), strict=True))
-    assert cells["| trace"] == "| Azure, conversations"
+    assert cells["| scene"] == "| Azure, conversations"
     assert cells["ours: good"] == "99.50 %"
     assert cells["keda"] == "(6.00: 90 %)"
     assert cells["ours ÷ plan"] == "1.10"
