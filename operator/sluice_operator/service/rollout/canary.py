@@ -7,6 +7,7 @@ or by a person, and recorded in the revision before anything follows from them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -14,7 +15,7 @@ from typing import Final
 from sluice_contract.cluster.labels import CanaryShare, Role
 
 from sluice_operator.api.scaling import CanarySpec
-from sluice_operator.conditions.pods import first_failure
+from sluice_operator.conditions.pods import first_failure, is_ready
 from sluice_operator.conditions.reasons import (
     CANARY_ABORTED,
     CANARY_STALLED,
@@ -76,7 +77,8 @@ class Canary:
         is_judged = self.spec.is_judged and self.state.verdict is None
         if is_judged:
             looks = looks if plan.is_judged else ()
-            after = self.judge.after(after, plan.canary, pods, looks)
+            missing = _are_missing(plan, pods)
+            after = self.judge.after(after, plan.canary, pods, looks, are_missing=missing)
         learnt = None if after == self.state else after
         return replace(plan, learnt=learnt, is_judged=is_judged and plan.is_judged)
 
@@ -223,6 +225,16 @@ class Canary:
 def engines_of_share(percent: int, replicas: int) -> int:
     """Engines that a share of the requests of `replicas` engines takes, at least one of any."""
     return -(-percent * replicas // 100)
+
+
+def _are_missing(plan: Rollout, pods: Iterable[Manifest]) -> bool:
+    """Whether fewer engines of a new revision are ready than a plan has."""
+    ready = Counter(revision_of(pod) for pod in pods if is_ready(pod))
+    return any(
+        ready[share.revision] < plan.shares[role].get(share.revision, 0)
+        for role, share in plan.canary.items()
+        if share.revision != share.former
+    )
 
 
 def _changed(pools: tuple[PoolState, ...], stable: Revisions) -> list[PoolState]:

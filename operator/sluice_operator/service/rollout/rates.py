@@ -67,8 +67,8 @@ def slower(looks: Sequence[Look], shares: Mapping[Role, CanaryShare]) -> str:
 
 
 def has_no_more_requests(looks: Sequence[Look], shares: Mapping[Role, CanaryShare]) -> bool:
-    """Whether no changed pool's new engines have got more requests than its former ones, over the
-    looks. With more requests an equal engine is late, too; late with as many or fewer is the
+    """Whether no changed pool's new engines have received more requests than its former ones, over
+    the looks. With more requests an equal engine is late, too; late with as many or fewer is the
     revision's own fault, however long its queue is. False without requests."""
     changed = [item for item in shares.items() if item[1].revision != item[1].former]
     requests = [
@@ -131,16 +131,22 @@ def _are_similar(one: Sequence[float], other: Sequence[float]) -> bool:
 
 
 def _requests(looks: Sequence[Look], role: Role, revision: str) -> float:
-    """Requests that an engine of a revision has finished between two looks, on average."""
-    finished = []
+    """Requests that an engine of a revision has received between two looks, on average. An engine
+    at its limit finishes no more of them, so the ones in it count."""
+    received = []
     for before, look in pairwise(looks):
-        earlier = {(e.name, e.epoch): e.figures.finished_requests_total for e in before.engines}
-        finished += [
-            engine.figures.finished_requests_total - earlier[engine.name, engine.epoch]
+        earlier = {(e.name, e.epoch): _received(e) for e in before.engines}
+        received += [
+            _received(engine) - earlier[engine.name, engine.epoch]
             for engine in _of(look, role, revision)
             if (engine.name, engine.epoch) in earlier
         ]
-    return fmean(finished) if finished else 0.0
+    return fmean(received) if received else 0.0
+
+
+def _received(engine: EngineSample) -> int:
+    """Requests since the engine's epoch began: finished, queued and running ones."""
+    return engine.figures.finished_requests_total + engine.figures.requests
 
 
 def _of(look: Look, role: Role, revision: str) -> list[EngineSample]:

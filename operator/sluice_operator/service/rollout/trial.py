@@ -46,8 +46,9 @@ counts the same keys again, so every epoch makes a verdict take more keys."""
 WARM_MINUTES: Final = 5.0
 """Time after which caches of prefixes of new engines count as warm: reports do not show how full
 they are."""
-SILENT_MINUTES: Final = 3.0
-"""Time after which a revision without any answer is worse: its first answers take longer."""
+SILENT_SECONDS: Final = 180.0
+"""Time of counts after which a revision without any answer is worse: its first answers take
+longer."""
 SILENT_LEVEL: Final = LEVEL / 100
 """Probability that none of the keys is the canary's by chance."""
 STALLED: Final = 10
@@ -81,6 +82,9 @@ class StepEvidence:
     """UTC time of the last record; empty before the first look."""
     seconds: float = 0.0
     """Time of the step between looks at most `GAP_SECONDS` apart."""
+    counted_seconds: float = 0.0
+    """Part of `seconds` in which routers have counted without a break: since the last gap, or since
+    all of them began anew."""
     answers: RouterAnswers | None = None
     """Routers that took part in the last record; None before the first look."""
     routers: frozenset[str] = frozenset()
@@ -108,6 +112,7 @@ class StepEvidence:
             return cls(
                 looked,
                 float(learnt.get("seconds", 0.0)),
+                float(learnt.get("countedSeconds", 0.0)),
                 None if answers is None else RouterAnswers(*map(int, answers)),
                 frozenset(map(str, learnt.get("routers", ()))),
                 int(learnt.get("begunAnew", 0)),
@@ -126,6 +131,7 @@ class StepEvidence:
         written: Manifest = {
             "looked": self.looked,
             "seconds": self.seconds,
+            "countedSeconds": self.counted_seconds,
             "answers": self.answers,
             "routers": sorted(self.routers),
             "begunAnew": self.begun_anew,
@@ -165,8 +171,10 @@ class StepEvidence:
         )
         passed = self.seconds_until(look)
         if passed is None or passed > GAP_SECONDS:
-            return after
-        after = replace(after, seconds=self.seconds + passed)
+            return replace(after, counted_seconds=0.0)
+        goes_on = not seen or not self.seen.keys().isdisjoint(seen)
+        counted_seconds = self.counted_seconds + passed if goes_on else 0.0
+        after = replace(after, seconds=self.seconds + passed, counted_seconds=counted_seconds)
         added = {epoch: _added(now, self.seen.get(epoch)) for epoch, now in seen.items()}
         if not added:
             return after
@@ -221,10 +229,12 @@ class CanaryJudge:
         shares: Mapping[Role, CanaryShare],
         pods: Sequence[Manifest],
         looks: Sequence[Look],
+        *,
+        are_missing: bool = False,
     ) -> CanaryState:
         """The state with what is seen now: another step or a verdict, if it follows. A verdict
         stays. `pods`: engines of the new revisions; `looks`: the last answers of the routers, none
-        until the step's engines are ready."""
+        until the step's engines are ready; `are_missing`: some of them are not ready now."""
         if state.verdict is not None:
             return state
         step = StepEvidence.of(state.learnt)
@@ -235,14 +245,16 @@ class CanaryJudge:
         if not looks:
             return replace(state, learnt=step.to_json_dict())
         passed = step.seconds_until(looks[-1])
-        now = step.with_look(looks[-1], shares, self._compared(step, shares, looks))
+        is_slo = not are_missing and self._compares_latencies(step, shares, looks)
+        signals = tuple(signal for signal in self.signals if signal != "slo" or is_slo)
+        now = step.with_look(looks[-1], shares, signals)
         verdicts = self.verdicts(now)
         for signal in self.signals:
             if verdicts.get(signal) == "worse":
                 return self._worse(state, now, rates_text(signal, now.evidence[signal]))
         if self.spec.judge.slo and (why := slower(looks, shares)):
             return self._worse(state, now, why)
-        is_silent = self.spec.judge.errors and now.minutes >= SILENT_MINUTES
+        is_silent = self.spec.judge.errors and now.counted_seconds >= SILENT_SECONDS
         if is_silent and (why := silent(looks[-1], shares)):
             return self._worse(state, now, why)
         is_same = verdicts and all(verdict == "same" for verdict in verdicts.values())
@@ -263,13 +275,12 @@ class CanaryJudge:
             if signal in step.evidence and step.evidence[signal].new.trials
         }
 
-    def _compared(
+    def _compares_latencies(
         self, step: StepEvidence, shares: Mapping[Role, CanaryShare], looks: Sequence[Look]
-    ) -> tuple[Signal, ...]:
-        """The signals that this look counts for. Latencies only while the canary's engines
-        get no more requests."""
-        is_slo = step.minutes >= WARM_MINUTES and has_no_more_requests(looks, shares)
-        return tuple(signal for signal in self.signals if signal != "slo" or is_slo)
+    ) -> bool:
+        """Whether a look counts for late answers: only while the canary's engines are warm, and get
+        no more requests."""
+        return step.minutes >= WARM_MINUTES and has_no_more_requests(looks, shares)
 
     def _worse(self, state: CanaryState, step: StepEvidence, why: str) -> CanaryState:
         ends = self.spec.on_worse == "Halt"

@@ -20,7 +20,7 @@ from sluice_operator.service.rollout.in_place import plan_in_place
 from sluice_operator.service.rollout.surge import PoolState, Rollout, RolloutRevision, plan_rollout
 
 from tests.examples import examples
-from tests.operator.service.rollout.canary_world import pod
+from tests.operator.service.rollout.canary_world import BEGAN, counts, engine, look, pod
 
 MIXED, PREFILL, DECODE = Role.MIXED, Role.PREFILL, Role.DECODE
 STABLE = {MIXED: "a"}
@@ -348,3 +348,18 @@ def test_whatever_becomes_of_a_canary_all_former_engines_stay(
     planned = present.plan((PoolState(MIXED, replicas, new, (former,)),), STABLE)
     assert planned.shares[MIXED]["a"] == replicas
     assert planned.stable == STABLE
+
+
+@pytest.mark.parametrize(("readiness", "signals"), [("2026-01-01", 2), ("", 1)])
+def test_late_answers_do_not_count_while_an_engine_is_missing(readiness: str, signals: int) -> None:
+    """The ready ones get its requests, too."""
+    learnt = {"looked": f"{BEGAN:%Y-%m-%dT%H:%M:%SZ}", "seconds": 600.0}
+    present = Canary(CanarySpec(steps=[25]), CanaryState(learnt=learnt), has_slo=True)
+    sides = [
+        [engine(name, finished_requests_total=99 * number) for name in "ab"] for number in (0, 1)
+    ]
+    looks = tuple(look(n, counts((9, 0), (9, 0)), engines=(*e,)) for n, e in enumerate(sides))
+    pods = (pod("b-1", ready="2026-01-01"), pod("b-2", ready=readiness))
+    after = present.judged(plan(present, 8, ready(2)), pods, looks).learnt
+    assert after is not None
+    assert len(after.learnt["evidence"]) == signals

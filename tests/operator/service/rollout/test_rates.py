@@ -191,6 +191,14 @@ def test_a_long_queue_is_the_revisions_own() -> None:
     assert has_no_more_requests(requests(8, 8, running_requests=24), SHARES)
 
 
+@pytest.mark.parametrize(("queued", "counts"), [(2, True), (3, False)])
+def test_requests_that_wait_in_a_full_engine_are_received(queued: int, counts: bool) -> None:
+    """It finishes as many as the former one, though it gets more."""
+    new = [engine("b", finished_requests_total=8 * n, queued_requests=queued * n) for n in range(3)]
+    former = [engine("a", finished_requests_total=8 * n) for n in range(3)]
+    assert has_no_more_requests(looks(new, former), SHARES) is counts
+
+
 def test_without_requests_late_answers_do_not_count() -> None:
     assert not has_no_more_requests(requests(0, 0), SHARES)
     assert not has_no_more_requests([], SHARES)

@@ -325,6 +325,17 @@ def test_a_revision_that_answers_nothing_is_worse(
     assert judged(judge(minutes=9, judge={"errors": False}), *looks).verdict is None
 
 
+@pytest.mark.parametrize(("pause", "epoch"), [(1, "r2"), (2, "r1")], ids=["anew", "gap"])
+def test_a_revision_is_silent_by_counts_of_three_minutes(pause: int, epoch: str) -> None:
+    """Routers that begin anew, as with another percent, know nothing of the minutes before."""
+    alike = counts((99, 0), (297, 0))
+    state = judged(judge(minutes=9), look(0, ZERO), *(look(n, alike) for n in range(1, 6)))
+    start = 5 + pause
+    answers = [look(start + n, counts((0, 0), (90, 0), epoch)) for n in range(4)]
+    assert judged(judge(minutes=9), *answers[:3], state=state).verdict is None
+    assert judged(judge(minutes=9), *answers, state=state).verdict == "worse"
+
+
 def test_one_key_with_many_requests_is_named() -> None:
     state = judged(judge(), look(0, counts((9, 0), (9, 0), heavy_share=0.4)))
     assert (
