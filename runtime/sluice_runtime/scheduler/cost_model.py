@@ -281,7 +281,8 @@ class _Evidence:
 
 
 def _amounts(values: Sequence[float]) -> Amounts:
-    step, token, product, row, context = values
+    """The values with four digits, which is more than a measurement has: reports stay small."""
+    step, token, product, row, context = (float(f"{value:.4g}") for value in values)
     return step, token, product, row, context
 
 

@@ -7,6 +7,7 @@ import asyncio
 import aiohttp
 import pytest
 from sluice_contract.cluster.labels import Role
+from sluice_contract.wire.load import CanaryCounts
 from sluice_operator.autoscale.query import RouterQuery, query_session
 from sluice_operator.autoscale.tick import QUIET_SECONDS
 
@@ -92,6 +93,26 @@ async def test_only_an_answer_with_status_200_is_load(status: int, *, counts: bo
     async with fake_router() as router, query_session() as session:
         router.load, router.status = load(waiting=1), status
         assert bool(await RouterQuery(session)((router.address,))) == counts
+
+
+async def test_a_router_whose_counts_of_a_canary_are_unreadable_reports_its_load() -> None:
+    async with fake_router() as router, query_session() as session:
+        counts = CanaryCounts.model_construct(epoch="r1")
+        router.load = load(waiting=1).model_copy(update={"canary": counts})
+        (answer,) = await RouterQuery(session)((router.address,))
+    assert (answer.waiting_requests, answer.canary) == (1, None)
+
+
+async def test_an_answer_that_is_too_large_is_an_error_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("sluice_operator.autoscale.query.MAX_BYTES", 9)
+    async with fake_router() as router, query_session() as session:
+        router.load = load()
+        assert await RouterQuery(session)((router.address,)) == ()
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == [
+        "load too large"
+    ]
 
 
 async def test_a_router_that_refuses_ends_no_wait() -> None:
