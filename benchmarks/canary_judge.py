@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from sluice_operator.api.scaling import JudgeSpec
 from sluice_operator.service.rollout.judge import Counts, Evidence, Judge, trials_needed
 
 MARGIN: Final = 0.005
+DEFAULT_MARGIN: Final = JudgeSpec().margin_points / 1000
 LEVEL: Final = 0.01
 STEP_LEVEL: Final = 0.005
 """Of the default: one step, two signals."""
@@ -139,7 +141,7 @@ def wrong(pairs: int) -> None:
 
 def found(pairs: int) -> None:
     """Power after 2,000 keys of the canary, and keys until half of the verdicts are there."""
-    judge = Judge(MARGIN, STEP_LEVEL)
+    judge = Judge(DEFAULT_MARGIN, STEP_LEVEL)
     for share in SHARES:
         for base in BASES:
             for more in (0.01, 0.02, 0.05):

@@ -140,6 +140,8 @@ class _Step:
     def __init__(self) -> None:
         self.epoch = secrets.token_hex(8)
         self.new, self.former = _Side(), _Side()
+        self.recurs = False
+        """Whether any key that was counted may recur."""
         self._flags: dict[bytes, int] = {}
         self._mask = 0
         """Bits that are 0 in the digests of the keys that are counted."""
@@ -153,6 +155,7 @@ class _Step:
         """Count an attempt that ended; None: it says nothing about that."""
         if (failed is None and late is None) or not self._is_counted(key.digest):
             return
+        self.recurs |= key.recurs
         flags = side.add(key.digest, self._flags.get(key.digest, 0), failed=failed, late=late)
         if key.recurs or failed or late:
             self._flags[key.digest] = flags
@@ -250,6 +253,7 @@ class Trials:
             new_counts=self._step.new.counts,
             former_counts=self._step.former.counts,
             heavy_share=self._step.new.heavy_share,
+            recurs=self._step.recurs,
             key_share=self._step.key_share,
         )
 

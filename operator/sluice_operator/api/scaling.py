@@ -196,7 +196,7 @@ class JudgeSpec(ApiModel):
         "each, and the speed of steps at equal work. Without spec.slo the speed alone.",
     )
     margin_points: int = Field(
-        default=5,
+        default=20,
         ge=1,
         le=100,
         description="Difference, in tenths of a percent point of the keys (sessions or chats), up "

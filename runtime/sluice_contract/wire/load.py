@@ -335,6 +335,9 @@ class CanaryCounts(ContractModel):
     heavy_share: float | None = None
     """Largest share of one key in the new revision's requests of the last closed minute, 0 to 1;
     absent where no key has more than a quarter, or the requests are few."""
+    recurs: bool = True
+    """Whether any of the keys may recur, so that other routers may count it, too: it is of a
+    session or a chat."""
     key_share: float = Field(default=1.0, gt=0, le=1)
     """Share of the keys of both revisions that are counted: all, until they are more than the
     router holds."""

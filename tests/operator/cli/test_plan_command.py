@@ -237,12 +237,12 @@ def test_a_plan_says_what_engines_the_steps_of_a_canary_take(
         (
             {"steps": [5], "minutes": 20},
             [
-                "Judged by errors: no worse by more than 0.5 percent points",
+                "Judged by errors: no worse by more than 2 percent points",
                 "Late answers are not judged: spec.slo.ttftMilliseconds is not set",
             ],
         ),
         ({"judge": {"errors": False, "slo": False}}, ["A person decides about each step"]),
-        ({"judge": {"slo": False, "marginPoints": 20}}, ["by more than 2 percent points"]),
+        ({"judge": {"slo": False, "marginPoints": 5}}, ["by more than 0.5 percent points"]),
     ],
 )
 def test_a_plan_says_what_a_canary_is_judged_by(

@@ -100,6 +100,8 @@ class StepEvidence:
     """Share of one key in the canary's requests, if large."""
     key_share: float = 1.0
     """Smallest share of the keys that a router counts."""
+    recurs: bool = False
+    """Whether any key in `evidence` may have been counted by several routers."""
 
     @classmethod
     def of(cls, learnt: Mapping[str, Any]) -> StepEvidence:
@@ -121,6 +123,7 @@ class StepEvidence:
                 None if pods is None else {name: PodSeen(*seen) for name, seen in pods.items()},
                 float(learnt.get("heavyShare", 0.0)),
                 float(learnt.get("keyShare", 1.0)),
+                bool(learnt.get("recurs", False)),
             )
         except (TypeError, ValueError, KeyError, AttributeError, AssertionError):
             return cls()
@@ -139,6 +142,7 @@ class StepEvidence:
             "evidence": {name: asdict(each) for name, each in self.evidence.items()},
             "heavyShare": self.heavy_share,
             "keyShare": self.key_share if self.key_share < 1 else None,
+            "recurs": self.recurs,
         }
         kept = {key: value for key, value in written.items() if value}
         noted: Manifest = json.loads(json.dumps(kept if pods is None else kept | {"pods": pods}))
@@ -168,6 +172,7 @@ class StepEvidence:
             seen=seen if are_all else {**self.seen, **seen},
             heavy_share=max((c.heavy_share or 0.0 for c in counts.values()), default=0.0),
             key_share=min((c.key_share for c in counts.values()), default=1.0),
+            recurs=self.recurs or any(c.recurs for c in counts.values()),
         )
         passed = self.seconds_until(look)
         if passed is None or passed > GAP_SECONDS:
@@ -211,11 +216,13 @@ class CanaryJudge:
 
     def signal_judge(self, step: StepEvidence | None = None) -> Judge:
         """The judge of one signal in one step. Each time that evidence was dropped halves the
-        level: another test is another chance of a wrong verdict."""
+        level: another test is another chance of a wrong verdict. Keys that do not recur are each
+        counted by one router, so several count as one."""
         step = step or StepEvidence()
         parts = max(1, len(self.signals)) * len(self.spec.steps)
         level = LEVEL / parts / 2 ** min(step.begun_anew, MAX_HALVINGS)
-        return Judge(self.spec.judge.margin_points / 1000, level, max(1, len(step.routers)))
+        routers = max(1, len(step.routers)) if step.recurs else 1
+        return Judge(self.spec.judge.margin_points / 1000, level, routers)
 
     def keys_needed(self, percent: int, routers: int) -> int:
         """About how many keys of the canary the verdict "same" takes where `BASE_RATE` of them are

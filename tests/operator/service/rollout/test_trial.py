@@ -29,6 +29,7 @@ ZERO = counts((0, 0), (0, 0))
 
 def judge(has_slo: bool = False, **spec: Any) -> CanaryJudge:
     fields = {"steps": [25, 50], "minutes": 2} | spec
+    fields["judge"] = {"marginPoints": 5} | fields.get("judge", {})
     return CanaryJudge(CanarySpec.model_validate(fields), has_slo)
 
 
@@ -151,6 +152,17 @@ def test_counts_that_another_release_has_recorded_are_a_beginning() -> None:
     state = judged(judge(), look(2, counts((640, 32), (2560, 3))), state=state)
     state = judged(judge(), look(3, counts((650, 32), (2600, 3))), state=state)
     assert totals(state) == (10, 0, 40, 0)
+
+
+@pytest.mark.parametrize(("recurs", "routers"), [(True, 2), (False, 1)])
+def test_routers_count_as_one_where_no_key_recurs(recurs: bool, routers: int) -> None:
+    """Each of such keys is seen by one of them."""
+    looks = [
+        look(n, *(counts((n, 0), (n, 0), epoch, recurs=recurs) for epoch in ("r1", "r2")))
+        for n in (0, 1)
+    ]
+    state = judged(judge(), *looks)
+    assert judge().signal_judge(StepEvidence.of(state.learnt)).routers == routers
 
 
 def restarting(number: int, until: int) -> list[Look]:
