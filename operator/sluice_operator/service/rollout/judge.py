@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from math import exp, log, log1p
+from math import exp, log, log1p, sqrt
 from typing import Any, Final, Literal
 
 Verdict = Literal["same", "worse", "undecided"]
@@ -126,6 +126,12 @@ class Judge:
         ):
             return "worse"
         return "same" if self._is_shown(self._within_margin(evidence), self.level) else "undecided"
+
+    def is_near(self, evidence: Evidence) -> bool:
+        """Whether evidence had half of what a verdict takes: the logarithm of a wealth is at least
+        half of that of 1 / level."""
+        wealths = evidence.worse, self._within_margin(evidence)
+        return any(self._is_shown(each, sqrt(self.level)) for each in wealths)
 
     def trials_left(self, evidence: Evidence) -> int:
         """About how many more keys of the canary "same" takes, if both have the rate that they

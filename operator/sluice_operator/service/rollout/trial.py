@@ -42,7 +42,8 @@ GAP_SECONDS: Final = 90.0
 may have had no requests, or no operator, meanwhile."""
 MAX_EPOCHS: Final = 2
 """Epochs of routers in the evidence of a step, for each router, at most: a router that restarts
-counts the same keys again, so every epoch makes a verdict take more keys."""
+counts the same keys again, so every epoch makes a verdict take more keys. Of the routers as many
+count as the step had at most, so fewer replicas drop nothing."""
 WARM_MINUTES: Final = 5.0
 """Time after which caches of prefixes of new engines count as warm: reports do not show how full
 they are."""
@@ -89,8 +90,13 @@ class StepEvidence:
     """Routers that took part in the last record; None before the first look."""
     routers: frozenset[str] = frozenset()
     """Epochs of the routers whose counts are in `evidence`."""
+    most_asked: int = 0
+    """Largest number of routers asked in a look."""
+    percent: int = 0
+    """Share of the keys, in percent, that `evidence` is of; 0 before the first look."""
     begun_anew: int = 0
-    """How often evidence was dropped, because too many routers had counted in it."""
+    """How often evidence was dropped that was a test: as too many routers had counted in it, or, if
+    a verdict was near, as the share has changed."""
     seen: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Counts of each router as they were recorded last, by epoch, in the order of `_flat`."""
     evidence: Mapping[Signal, Evidence] = field(default_factory=dict)
@@ -117,6 +123,8 @@ class StepEvidence:
                 float(learnt.get("countedSeconds", 0.0)),
                 None if answers is None else RouterAnswers(*map(int, answers)),
                 frozenset(map(str, learnt.get("routers", ()))),
+                int(learnt.get("mostAsked", 0)),
+                int(learnt.get("percent", 0)),
                 int(learnt.get("begunAnew", 0)),
                 {str(epoch): [*map(int, seen)] for epoch, seen in learnt.get("seen", {}).items()},
                 {name: Evidence.of(each) for name, each in learnt.get("evidence", {}).items()},
@@ -137,6 +145,8 @@ class StepEvidence:
             "countedSeconds": self.counted_seconds,
             "answers": self.answers,
             "routers": sorted(self.routers),
+            "mostAsked": self.most_asked,
+            "percent": self.percent,
             "begunAnew": self.begun_anew,
             "seen": {epoch: [*seen] for epoch, seen in self.seen.items()},
             "evidence": {name: asdict(each) for name, each in self.evidence.items()},
@@ -164,11 +174,13 @@ class StepEvidence:
         seen = {epoch: _flat(each) for epoch, each in counts.items()}
         answers = RouterAnswers(look.asked, look.answered, len(counts))
         # Where all have answered, an epoch without an answer has ended.
-        are_all = 0 < look.asked <= len(seen) or len(self.seen) > MAX_EPOCHS * max(1, look.asked)
+        most_asked = max(self.most_asked, look.asked)
+        are_all = 0 < look.asked <= len(seen) or len(self.seen) > MAX_EPOCHS * max(1, most_asked)
         after = replace(
             self,
             looked=look.time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             answers=answers,
+            most_asked=most_asked,
             seen=seen if are_all else {**self.seen, **seen},
             heavy_share=max((c.heavy_share or 0.0 for c in counts.values()), default=0.0),
             key_share=min((c.key_share for c in counts.values()), default=1.0),
@@ -184,7 +196,7 @@ class StepEvidence:
         if not added:
             return after
         routers = self.routers | {epoch for epoch, numbers in added.items() if any(numbers)}
-        if len(routers) > MAX_EPOCHS * look.asked:
+        if len(routers) > MAX_EPOCHS * most_asked:
             begun_anew = self.begun_anew + 1
             return replace(after, routers=frozenset(), evidence={}, begun_anew=begun_anew)
         total = [*map(sum, zip(*added.values(), strict=True))]
@@ -252,6 +264,7 @@ class CanaryJudge:
         if not looks:
             return replace(state, learnt=step.to_json_dict())
         passed = step.seconds_until(looks[-1])
+        step = self._at_percent(step, percent_of(shares))
         is_slo = not are_missing and self._compares_latencies(step, shares, looks)
         signals = tuple(signal for signal in self.signals if signal != "slo" or is_slo)
         now = step.with_look(looks[-1], shares, signals)
@@ -281,6 +294,18 @@ class CanaryJudge:
             for signal in self.signals
             if signal in step.evidence and step.evidence[signal].new.trials
         }
+
+    def _at_percent(self, step: StepEvidence, percent: int) -> StepEvidence:
+        """The step at a share. Another share than before begins the evidence anew, as routers count
+        anew. That halves the level only if a verdict was near, so scaling alone does not use it
+        up."""
+        if percent == step.percent:
+            return step
+        judge = self.signal_judge(step)
+        begun_anew = step.begun_anew + any(map(judge.is_near, step.evidence.values()))
+        return replace(
+            step, percent=percent, routers=frozenset(), evidence={}, begun_anew=begun_anew
+        )
 
     def _compares_latencies(
         self, step: StepEvidence, shares: Mapping[Role, CanaryShare], looks: Sequence[Look]

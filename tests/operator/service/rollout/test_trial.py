@@ -194,6 +194,27 @@ def test_the_routers_of_a_step_are_bounded() -> None:
     assert step.minutes == 59
 
 
+def test_fewer_routers_than_before_drop_no_evidence() -> None:
+    four = [counts((60, 0), (180, 0), f"r{number}") for number in range(4)]
+    more = counts((99, 0), (297, 0), "r0")
+    state = judged(judge(), look(0, *(ZERO,) * 4), look(1, *four), look(2, more))
+    assert (StepEvidence.of(state.learnt).begun_anew, totals(state)) == (0, (279, 0, 837, 0))
+
+
+@pytest.mark.parametrize(("keys", "halvings"), [(300, 0), (1000, 1)])
+def test_another_share_begins_anew_and_halves_the_level_only_near_a_verdict(
+    keys: int, halvings: int
+) -> None:
+    by = judge(steps=[25])
+    state = judged(by, look(0, ZERO), look(1, counts((keys, 0), (3 * keys, 0))))
+    half = {Role.MIXED: CanaryShare("b", "a", 12)}
+    other = look(2, counts((9, 1), (90, 0), "r2", percent=12))
+    after = by.after(state, half, (), (other,))
+    assert (after.verdict, totals(after)) == (None, (9, 1, 90, 0))
+    step = StepEvidence.of(after.learnt)
+    assert by.signal_judge(step).level == LEVEL / 2**halvings
+
+
 def test_a_router_without_an_answer_is_not_counted_twice() -> None:
     numbers = [counts((9, 0), (9, 0), "r1"), counts((9, 0), (9, 0), "r2")]
     later = [counts((12, 0), (12, 0), "r1"), counts((12, 0), (12, 0), "r2")]
