@@ -66,6 +66,16 @@ def slower(looks: Sequence[Look], shares: Mapping[Role, CanaryShare]) -> str:
     return ""
 
 
+def is_speed_compared(looks: Sequence[Look], shares: Mapping[Role, CanaryShare]) -> bool:
+    """Whether `slower` compares a kind of step of every pool that changes, so that without a text
+    none is slower."""
+    return all(
+        any(len([*_ratios(looks, role, share, kind)]) >= COMPARISONS for kind in (DECODE, PREFILL))
+        for role, share in shares.items()
+        if share.revision != share.former
+    )
+
+
 def has_no_more_requests(looks: Sequence[Look], shares: Mapping[Role, CanaryShare]) -> bool:
     """Whether no changed pool's new engines have received more requests than its former ones, over
     the looks. With more requests an equal engine is late, too; late with as many or fewer is the

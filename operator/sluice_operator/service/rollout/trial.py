@@ -24,7 +24,7 @@ from sluice_operator.scaled import Look
 from sluice_operator.service.revisions.canary_state import CanaryState
 from sluice_operator.service.rollout.engine_ends import PodSeen, often_ended, pods_seen
 from sluice_operator.service.rollout.judge import Counts, Evidence, Judge, Verdict, trials_needed
-from sluice_operator.service.rollout.rates import has_no_more_requests, slower
+from sluice_operator.service.rollout.rates import has_no_more_requests, is_speed_compared, slower
 
 Signal = Literal["errors", "slo"]
 SIGNALS: Final[Mapping[Signal, str]] = {"errors": "errors", "slo": "late answers"}
@@ -106,6 +106,8 @@ class StepEvidence:
     """Share of one key in the canary's requests, if large."""
     key_share: float = 1.0
     """Smallest share of the keys that a router counts."""
+    speed_compared: bool = False
+    """Whether speeds of both revisions were compared in the step."""
     recurs: bool = False
     """Whether any key in `evidence` may have been counted by several routers."""
 
@@ -131,6 +133,7 @@ class StepEvidence:
                 None if pods is None else {name: PodSeen(*seen) for name, seen in pods.items()},
                 float(learnt.get("heavyShare", 0.0)),
                 float(learnt.get("keyShare", 1.0)),
+                bool(learnt.get("speedCompared", False)),
                 bool(learnt.get("recurs", False)),
             )
         except (TypeError, ValueError, KeyError, AttributeError, AssertionError):
@@ -152,6 +155,7 @@ class StepEvidence:
             "evidence": {name: asdict(each) for name, each in self.evidence.items()},
             "heavyShare": self.heavy_share,
             "keyShare": self.key_share if self.key_share < 1 else None,
+            "speedCompared": self.speed_compared,
             "recurs": self.recurs,
         }
         kept = {key: value for key, value in written.items() if value}
@@ -272,8 +276,11 @@ class CanaryJudge:
         for signal in self.signals:
             if verdicts.get(signal) == "worse":
                 return self._worse(state, now, rates_text(signal, now.evidence[signal]))
-        if self.spec.judge.slo and (why := slower(looks, shares)):
-            return self._worse(state, now, why)
+        if self.spec.judge.slo:
+            if why := slower(looks, shares):
+                return self._worse(state, now, why)
+            is_compared = now.speed_compared or is_speed_compared(looks, shares)
+            now = replace(now, speed_compared=is_compared)
         is_silent = self.spec.judge.errors and now.counted_seconds >= SILENT_SECONDS
         if is_silent and (why := silent(looks[-1], shares)):
             return self._worse(state, now, why)
@@ -342,6 +349,8 @@ class CanaryJudge:
             f"{keys:,} of about {needed:,} keys: {rates}"
             for _, keys, needed, rates in self.rows(step)
         ]
+        if self.spec.judge.slo and not step.speed_compared:
+            texts.append("speed was not compared")
         heavy, keys, anew = step.heavy_share, step.key_share, step.begun_anew
         notes = (
             step.answers.text,

@@ -12,7 +12,7 @@ from sluice_autoscaler.sample import EngineSample
 from sluice_contract.cluster.labels import CanaryShare, Role
 from sluice_contract.wire.load import StepCosts, StepShapes
 from sluice_operator.scaled import LOOKS, Look
-from sluice_operator.service.rollout.rates import has_no_more_requests, slower
+from sluice_operator.service.rollout.rates import has_no_more_requests, is_speed_compared, slower
 from sluice_runtime.scheduler.batch import StepShape, context_products
 from sluice_runtime.scheduler.cost_model import CostModel
 
@@ -135,6 +135,17 @@ def test_every_look_shows_the_difference() -> None:
     assert slower(fixed([1.14] * LOOKS), SHARES) == ""
     assert slower(fixed([*SLOW[1:], 1.1]), SHARES) == ""
     assert slower(fixed(SLOW[3:]), SHARES) == "", "too few"
+
+
+def test_whether_speeds_were_compared_is_known() -> None:
+    assert is_speed_compared(fixed([1.0] * LOOKS), SHARES)
+    assert not is_speed_compared(fixed(SLOW[3:]), SHARES), "too few"
+    assert not is_speed_compared(fixed(SLOW, costs=None), SHARES)
+    two = SHARES | {Role.DECODE: CanaryShare("b", "a", 25)}
+    assert not is_speed_compared(fixed([1.0] * LOOKS), two), "of one pool alone"
+    assert is_speed_compared(
+        fixed([1.0] * LOOKS), SHARES | {Role.DECODE: CanaryShare("a", "a", 25)}
+    )
 
 
 def test_an_extrapolation_in_one_direction_is_not_enough() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from sluice_contract.cluster.labels import CanaryShare, Role
-from sluice_contract.wire.load import CanaryCounts
+from sluice_contract.wire.load import CanaryCounts, StepCosts, StepShapes
 from sluice_operator.api.scaling import CanarySpec
-from sluice_operator.scaled import Look
+from sluice_operator.scaled import LOOKS, Look
 from sluice_operator.service.revisions.canary_state import CanaryState, canary_state
 from sluice_operator.service.rollout.trial import LEVEL, CanaryJudge, StepEvidence, counts_of
 from sluice_router.canary import CanaryKey, goes_to_new, revisions_of
@@ -55,7 +55,8 @@ def test_equal_revisions_go_to_the_next_step_and_then_to_all() -> None:
     second = judged(judge(), look(0, ZERO), look(1, alike), look(2, alike))
     assert (second.step, second.verdict) == (1, None)
     assert second.why.startswith("20,000 of about ")
-    assert "errors 0.1 % against 0.1 %; 2 of at least 2 minutes" in second.why
+    assert "errors 0.1 % against 0.1 %; " in second.why
+    assert second.why.endswith("; 2 of at least 2 minutes")
     more = counts((2 * MANY, 40), (6 * MANY, 120))
     third = judged(judge(), look(2, alike), look(3, more), look(4, more), state=second)
     assert (third.step, third.verdict) == (1, "promoted")
@@ -314,6 +315,33 @@ def test_a_signal_that_was_compared_once_must_be_the_same() -> None:
     state = judged(judge(has_slo=True, steps=[25, 50]), *looks)
     assert state.step == 1
     assert state.why.endswith("; late answers were not compared")
+
+
+def test_a_promotion_names_that_speed_was_not_compared() -> None:
+    """Once it was in the step, it is so, also where engines are idle later."""
+    alike = counts((MANY, 20), (3 * MANY, 60))
+    costs = [
+        StepCosts(
+            seconds=(1.0, 0.0, 0.0, 0.0, 0.0),
+            decode=StepShapes(steps=9 * number, mean=(1.0, 0.0, 0.0, 4.0, 9.0)),
+        )
+        for number in range(LOOKS)
+    ]
+    texts = []
+    for reports in (costs, [None] * LOOKS):
+        looks = [
+            look(n, alike if n else ZERO, engines=(engine("b", costs=c), engine("a", costs=c)))
+            for n, c in enumerate(reports)
+        ]
+        idle = look(LOOKS, alike, engines=(engine("b"), engine("a")))
+        state = judged(judge(minutes=LOOKS), *looks)
+        assert state.step == 0
+        state = judge(minutes=LOOKS).after(state, *seen(idle))
+        assert state.step == 1
+        texts.append("; speed was not compared; " in state.why)
+    assert texts == [False, True]
+    by = judge(judge={"slo": False})
+    assert "speed" not in by.text(StepEvidence.of(judged(by, look(0, ZERO)).learnt))
 
 
 def test_an_engine_that_ends_twice_is_worse_at_once() -> None:
