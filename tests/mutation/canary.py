@@ -125,8 +125,8 @@ CANARY_MUTATIONS: Final = (
     Mutation(
         "canary: late answers count at any load",
         "trial",
-        "is_slo = step.minutes >= WARM_MINUTES and",
-        "is_slo = step.minutes >= WARM_MINUTES or",
+        "return step.minutes >= WARM_MINUTES and",
+        "return step.minutes >= WARM_MINUTES or",
         ("test_trial",),
         package=ROLLOUTS,
     ),
@@ -165,7 +165,7 @@ CANARY_MUTATIONS: Final = (
     Mutation(
         "canary: routers that have ended count for ever",
         "trial",
-        "if len(routers) > MAX_EPOCHS * look.asked:",
+        "if len(routers) > MAX_EPOCHS * most_asked:",
         "if False:",
         ("test_trial",),
         package=ROLLOUTS,

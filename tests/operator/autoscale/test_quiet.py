@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import aiohttp
 import pytest
@@ -97,7 +98,8 @@ async def test_only_an_answer_with_status_200_is_load(status: int, *, counts: bo
 
 async def test_a_router_whose_counts_of_a_canary_are_unreadable_reports_its_load() -> None:
     async with fake_router() as router, query_session() as session:
-        counts = CanaryCounts.model_construct(epoch="r1")
+        unreadable: dict[str, Any] = {"epoch": "r1"}
+        counts = CanaryCounts.model_construct(**unreadable)
         router.load = load(waiting=1).model_copy(update={"canary": counts})
         (answer,) = await RouterQuery(session)((router.address,))
     assert (answer.waiting_requests, answer.canary) == (1, None)

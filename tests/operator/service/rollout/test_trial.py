@@ -28,7 +28,7 @@ ZERO = counts((0, 0), (0, 0))
 
 
 def judge(has_slo: bool = False, **spec: Any) -> CanaryJudge:
-    fields = {"steps": [25, 50], "minutes": 2} | spec
+    fields: dict[str, Any] = {"steps": [25, 50], "minutes": 2} | spec
     fields["judge"] = {"marginPoints": 5} | fields.get("judge", {})
     return CanaryJudge(CanarySpec.model_validate(fields), has_slo)
 
