@@ -30,7 +30,7 @@ RATE: Final = 40.0
 """Requests a second."""
 TOKENS: Final = 4
 STEP_SECONDS: Final = 0.05
-CANARY: Final = {"steps": [50], "minutes": 1, "judge": {"marginPoints": 20}}
+CANARY: Final = {"steps": [25], "minutes": 2, "judge": {"marginPoints": 20}}
 LEFT_SECONDS: Final = 60
 """Seconds until engines of the revision that lost have gone."""
 

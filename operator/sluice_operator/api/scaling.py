@@ -218,10 +218,11 @@ class CanarySpec(ApiModel):
     )
     minutes: int = Field(
         default=10,
-        ge=1,
+        ge=2,
         le=1440,
-        description="Least time at each step, in minutes. After ten times as long without a "
-        "verdict, Progressing has the reason CanaryStalled. Only with a judge.",
+        description="Least time at each step, in minutes; speeds take two to compare. After ten "
+        "times as long without a verdict, Progressing has the reason CanaryStalled. Only with a "
+        "judge.",
     )
     judge: JudgeSpec = Field(
         default=JudgeSpec(),

@@ -168,6 +168,9 @@ INVALID: dict[str, Invalid] = {
     "a canary of a day and a minute": Invalid(
         {"rollout": {"canary": {"minutes": 1441}}}, "spec.rollout.canary.minutes"
     ),
+    "a canary of one minute, in which no speeds are compared": Invalid(
+        {"rollout": {"canary": {"minutes": 1}}}, "spec.rollout.canary.minutes"
+    ),
     "a canary step twice": Invalid(
         {"rollout": {"canary": {"steps": [5, 5]}}},
         "spec.rollout.canary.steps",

@@ -19,7 +19,7 @@ from tests.operator.statuses import condition
 
 pytestmark = pytest.mark.process
 
-JUDGED: dict[str, Any] = {"canary": {"steps": [25, 50], "minutes": 1}}
+JUDGED: dict[str, Any] = {"canary": {"steps": [25, 50], "minutes": 2}}
 MANY = 20_000
 
 
