@@ -17,10 +17,10 @@ from sluice_operator.api.scaling import CanarySpec
 from sluice_operator.conditions.pods import first_failure
 from sluice_operator.conditions.reasons import (
     CANARY_ABORTED,
+    CANARY_LATE,
     CANARY_STALLED,
     CANARY_STEP,
     CANARY_WORSE,
-    ROLLOUT_HALTED,
 )
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.engine import revision_of
@@ -184,11 +184,16 @@ class Canary:
             return replace(plan, reason=CANARY_WORSE, message=text, is_ended=True)
         if self.state.verdict == "late":
             text = f"The canary has ended: {self.state.why}: {AGAIN}."
-            return replace(plan, reason=ROLLOUT_HALTED, message=text, is_ended=True)
+            return replace(plan, reason=CANARY_LATE, message=text, is_ended=True)
         if self.state.verdict == "held":
             text = f"The canary is worse, and stays: {self.state.why}. {plan.message}"
             return replace(plan, reason=CANARY_WORSE, message=text)
-        if self.spec.on_worse == "Halt" and any(pool.desired.is_late for pool in changed):
+        is_begun = self.state.reached < len(self._steps)
+        if (
+            is_begun
+            and self.spec.on_worse == "Halt"
+            and any(pool.desired.is_late for pool in changed)
+        ):
             return replace(plan, learnt=replace(self.state, verdict="late", why=LATE))
         if not desired_pair(pools):
             text = f"{plan.message} {UNPAIRED}."

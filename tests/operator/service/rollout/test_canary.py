@@ -161,7 +161,7 @@ def test_the_engines_of_a_canary_that_has_ended_go(verdict: Verdict) -> None:
     rollout = plan(canary(verdict=verdict), 4, full("b", 1))
     assert rollout.shares == {MIXED: {"b": 0, "a": 4}}
     assert rollout.canary == {MIXED: CanaryShare("b", "a", 0)}
-    reasons = {"aborted": "CanaryAborted", "worse": "CanaryWorse", "late": "RolloutHalted"}
+    reasons = {"aborted": "CanaryAborted", "worse": "CanaryWorse", "late": "CanaryLate"}
     assert rollout.reason == reasons[verdict]
     assert rollout.message.endswith(
         ": all requests go to the former revision; apply the former spec to end this, or "
@@ -184,6 +184,9 @@ def test_engines_that_are_late_end_the_canary_once_that_is_recorded() -> None:
         "its engines were not ready in time (pod b-1: no node takes it (0/3 nodes))"
     )
     assert plan(canary(on_worse="Hold"), 4, late).learnt is None
+    reached = replace(canary(), state=CanaryState(reached=1))
+    rollout = plan(reached, 4, replace(late, ready=1))
+    assert (rollout.learnt, rollout.is_judged) == (None, True), "one of an autoscaled pool waits"
     assert plan(canary(verdict="aborted"), 4, late).learnt is None
 
 
