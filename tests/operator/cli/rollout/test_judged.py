@@ -117,6 +117,25 @@ async def test_a_worse_revision_gets_no_request_though_other_writes_fail(path: s
     assert (watched.engines[watched.new], watched.progressing()) == (0, ("False", "CanaryWorse"))
 
 
+@pytest.mark.parametrize(
+    ("on_worse", "bad", "reason"), [("Halt", 20, "CanarySame"), ("Hold", 2000, "CanaryWorse")]
+)
+async def test_the_event_about_a_verdict_is_recorded_once_though_other_writes_fail(
+    on_worse: str, bad: int, reason: str
+) -> None:
+    watched = await Watched.rolled(onWorse=on_worse)
+    await watched.looks((0, 0), (0, 0))
+    watched.cluster.api.fails_at = "/deployments/chat-router"
+    watched.cluster.api.edit(INFERENCE_SERVICE, "chat", {"router": {"replicas": 3}})
+    with pytest.raises(UnavailableError):
+        await watched.looks((MANY, bad), (3 * MANY, 60))
+    assert len(watched.notes(reason)) == 1
+    watched.cluster.api.fails_at = None
+    await watched.cluster.reconciled()
+    verdicts = [n for n in watched.notes(reason) if n.startswith(("Step 1 is over", "It stays"))]
+    assert len(verdicts) == 1
+
+
 @pytest.mark.parametrize("step", [0, 1])
 async def test_a_change_of_the_routers_alone_changes_nothing_of_a_canary(step: int) -> None:
     watched = await Watched.rolled()
