@@ -14,6 +14,7 @@ from sluice_operator.api.conditions import (
 )
 from sluice_operator.autoscale.events import CONTESTED, FAILED, UNSEEN
 from sluice_operator.conditions.reasons import (
+    CANARY_LATE,
     CANARY_STALLED,
     CANARY_STEP,
     CANARY_WORSE,
@@ -31,7 +32,7 @@ BLIND: Final = f'reason=~"{UNSEEN}.+|{FAILED}|{CONTESTED}"'
 NOT_TRUE: Final = 'status!="True"'
 AT_STEP: Final = is_so(PROGRESSING, f'reason=~"{CANARY_STEP}|{CANARY_STALLED}"')
 """1 for each service whose canary has no verdict yet."""
-HALTED: Final = f'reason=~"{ROLLOUT_HALTED}|{CANARY_WORSE}"'
+HALTED: Final = f'reason=~"{ROLLOUT_HALTED}|{CANARY_WORSE}|{CANARY_LATE}"'
 
 
 def _replicas(state: str) -> str:
@@ -52,13 +53,13 @@ SERVICES: Final = (
     ),
     of_names(
         name="SluiceStalled",
-        value=is_so(STALLED, 'status="True"', f'reason!="{CANARY_WORSE}"'),
+        value=is_so(STALLED, 'status="True"', f'reason!~"{CANARY_WORSE}|{CANARY_LATE}"'),
         condition="== 1",
         lasting="1m",
         severity="critical",
         summary=f"{AT_NAME}: only a person can help",
         description="The spec or a child is refused, or a roll-out has passed its deadline. The "
-        "condition Stalled says why. A canary that is worse has SluiceRolloutHalted alone.",
+        "condition Stalled says why. A canary that has ended has SluiceRolloutHalted alone.",
         panel=(service.UID, "Conditions"),
     ),
     of_names(

@@ -94,6 +94,7 @@ CASES: Final[dict[str, Case]] = {
     "SluiceStalled": (
         *condition("Stalled", "True"),
         (STALLED % "CanaryWorse", None, "1x500"),
+        (STALLED % "CanaryLate", None, "1x500"),
     ),
     "SluiceNotUpdated": (
         (NOT_UPDATED, "1x500", "1x500"),

@@ -21,8 +21,8 @@ CANARY_MUTATIONS: Final = (
     Mutation(
         "canary: the share grows before its engines are ready",
         "canary",
-        "pool.desired.ready >= engines_of_share(step, pool.replicas)",
-        "engines_of_share(step, pool.replicas) >= 0",
+        "if _are_ready(changed, step, 100)",
+        "if _are_ready(changed, step, 0)",
         ("test_canary",),
         package=ROLLOUTS,
     ),

@@ -119,6 +119,8 @@ class ApplyOutcome:
     """Existing objects that were changed."""
     unwritten: frozenset[Identity] = frozenset()
     """Objects that are not as planned: refused or held back."""
+    is_decided: bool = False
+    """Whether the plan's `decided` is written."""
     interrupted: RequestError | None = None
     """The API server does not answer, so the rest was not tried. Raise it after the events about
     overwritten edits are recorded."""
@@ -138,6 +140,7 @@ class _Run:
         self.refused: list[Refused] = []
         self.overwritten: list[Overwritten] = []
         self.unwritten: set[Identity] = set()
+        self.is_decided = False
         self.record: Identity | None = None
         self.rewritten: list[Refused] = []
         self.look_again_seconds: float | None = None
@@ -235,6 +238,7 @@ class Applier:
             tuple(run.refused),
             tuple(run.overwritten),
             frozenset(run.unwritten),
+            run.is_decided,
             interrupted,
             tuple(run.rewritten),
             run.look_again_seconds,
@@ -247,7 +251,7 @@ class Applier:
                 run.look_again_seconds = sooner(run.look_again_seconds, wait_seconds)
         if plan.decided is not None:
             run.record = identity(plan.decided)
-            await self._apply_planned(plan.decided, run)
+            run.is_decided = await self._apply_planned(plan.decided, run)
         for manifest in plan.take_over:
             with run.collecting(identity(manifest)):
                 await self._hand_over(manifest)
@@ -272,17 +276,20 @@ class Applier:
 
     async def _apply_planned(
         self, desired: Manifest, run: _Run, paths: Mapping[str, str] | None = None
-    ) -> None:
-        live = run.there.get(identity(desired))
+    ) -> bool:
+        """Whether the object is as planned now."""
+        live, is_written = run.there.get(identity(desired)), False
         with run.collecting(identity(desired)):
             result = await self.apply(desired, live)
             if live is not None and result is not None and _version(result) != _version(live):
                 run.overwritten.append(Overwritten(desired, live, paths or {}))
             if result is not None:
                 run.there[identity(desired)] = result
+            is_written = True
         if live is not None and (error := self._rewrites.lasting(live)) is not None:
             run.rewritten.append(Refused(identity(desired), error))
             run.look_again(error.again_seconds)
+        return is_written
 
     async def _adopt(self, adoption: Adoption) -> None:
         """Writes the owner references of an object as it was read: a `ConflictError` if it has

@@ -85,6 +85,8 @@ class Executor:
             RequestError: interrupted by something temporary, or the namespace is being deleted.
         """
         outcome = self._judged(live, await self.applier.carry_out(plan, children))
+        if outcome.is_decided:
+            await self.reporter.record(live, plan.decision_events)
         if outcome.interrupted is not None:
             await self.reporter.record(live, repair_events(outcome.overwritten))
             raise outcome.interrupted

@@ -88,6 +88,8 @@ class Plan:
     decided: Manifest | None = None
     """Decisions about the object, for later plans; written before anything that follows from
     them."""
+    decision_events: tuple[Event, ...] = ()
+    """Events about `decided`, recorded once that is written, also if a later write fails."""
     apply: tuple[Manifest, ...] = ()
     """Full desired objects without status, owner references set; to be applied in this order."""
     take_over: tuple[Manifest, ...] = ()

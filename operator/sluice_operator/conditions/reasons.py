@@ -27,6 +27,8 @@ CANARY_WORSE: Final = "CanaryWorse"
 """The operator has found a canary worse than what was there before."""
 AT_STEP: Final = frozenset({CANARY_STEP, CANARY_STALLED, CANARY_WORSE})
 """Reasons of a roll-out whose canary has the share of its step."""
+CANARY_LATE: Final = "CanaryLate"
+"""Engines of a canary were not ready in time, and what was there before has all requests."""
 CANARY_ABORTED: Final = "CanaryAborted"
 """A person has ended a canary, and what was there before has all requests."""
 RESOLVING: Final = "ResolvingModel"

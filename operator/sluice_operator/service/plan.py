@@ -126,7 +126,7 @@ def plan_service(observed: ServiceObserved) -> ServicePlan:
 
 def _paused(plan: ServicePlan) -> ServicePlan:
     nothing = replace(plan, secrets=(), apply=(), take_over=(), let_go=(), prune=(), events=())
-    return replace(nothing, decided=None, adopt=(), record=None, paused=True)
+    return replace(nothing, decided=None, decision_events=(), adopt=(), record=None, paused=True)
 
 
 def _first_delivery(children: Children, top: Owner, delivery: Delivery) -> ServicePlan:
@@ -170,6 +170,9 @@ def _with_children(
     return ServicePlan(
         secrets=key_secrets(there, top, (pool.spec for pool in resolved.pools)),
         decided=history.decided,
+        decision_events=canary_judged(
+            resolved.revisions.canary_of(resolved.revision), rollout.rollout.learnt
+        ),
         apply=(*needed, *optional),
         record=history.record,
         take_over=tuple(
@@ -190,11 +193,6 @@ def _with_children(
             *rolling_out(there, pools),
             *canary_moved(
                 there, needed, rollout.rollout.message, is_ended=rollout.rollout.is_ended
-            ),
-            *canary_judged(
-                resolved.revisions.canary_of(resolved.revision),
-                rollout.rollout.learnt,
-                history.record,
             ),
             *(ended_canary_serves(there, pools) if rollout.serves_ended_canary else ()),
             *leaves_restricted(there, pools),

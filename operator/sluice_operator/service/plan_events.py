@@ -104,21 +104,17 @@ def canary_moved(
     return ()
 
 
-def canary_judged(
-    before: CanaryState, learnt: CanaryState | None, record: Manifest
-) -> tuple[Event, ...]:
+def canary_judged(before: CanaryState, learnt: CanaryState | None) -> tuple[Event, ...]:
     """The event about a verdict of the operator on a canary: that a step is over, or that the new
-    revision is worse and stays. The end of one is what status reports. `record`: has
-    the verdict."""
+    revision is worse and stays. The end of one is what status reports."""
     if learnt is None or (learnt.step, learnt.verdict) == (before.step, before.verdict):
         return ()
-    written = (identity(record),)
     if learnt.verdict == "held":
-        return (Event("Warning", reasons.CANARY_WORSE, f"It stays: {learnt.why}", written=written),)
+        return (Event("Warning", reasons.CANARY_WORSE, f"It stays: {learnt.why}"),)
     if learnt.verdict in ENDED:
         return ()
     number = before.step + 1
-    return (Event("Normal", CANARY_SAME, f"Step {number} is over: {learnt.why}.", written=written),)
+    return (Event("Normal", CANARY_SAME, f"Step {number} is over: {learnt.why}."),)
 
 
 def ended_canary_serves(children: Children, planned: Mapping[str, Manifest]) -> tuple[Event, ...]:

@@ -218,7 +218,7 @@ def test_a_plan_says_who_decides_the_numbers_and_what_follows(
 
 @pytest.mark.parametrize(
     ("replicas", "steps"),
-    [(4, "5 % on 1 engine more, 25 % on 1, 60 % on 3"), (40, "5 % on 2 engines more, 25 % on 10")],
+    [(4, "5 % on 1 engine more, 25 % on 2, 60 % on 4"), (40, "5 % on 3 engines more, 25 % on 14")],
 )
 def test_a_plan_says_what_engines_the_steps_of_a_canary_take(
     replicas: int, steps: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -265,7 +265,7 @@ def test_a_plan_as_json_has_the_trials_of_each_step_and_the_requests_that_bring_
     (found,) = json.loads(capsys.readouterr().out)
     canary = found["canary"]
     assert (canary["signals"], canary["minutes"]) == (["errors", "slo"], 20)
-    assert [step["engines"] for step in canary["steps"]] == [{"mixed": 1}, {"mixed": 2}]
+    assert [step["engines"] for step in canary["steps"]] == [{"mixed": 1}, {"mixed": 4}]
     for step in canary["steps"]:
         assert step["requestsPerMinute"] == -(-step["trials"] * 100 // (20 * step["percent"]))
         assert step["trials"] > 500

@@ -21,7 +21,14 @@ from sluice_operator.service.rollout.trial import StepEvidence, step_judge
 BAR_CELLS: Final = 32
 ROUNDING: Final = 1e-9
 """Added to cells of a bar, since a sum of two shares may be a little less than it should be."""
-STOPPED: Final = frozenset({reasons.ROLLOUT_HALTED, reasons.CANARY_ABORTED, reasons.CANARY_WORSE})
+STOPPED: Final = frozenset(
+    {
+        reasons.ROLLOUT_HALTED,
+        reasons.CANARY_ABORTED,
+        reasons.CANARY_LATE,
+        reasons.CANARY_WORSE,
+    }
+)
 """Reasons of Progressing after which nothing changes without a person."""
 
 

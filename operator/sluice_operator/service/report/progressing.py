@@ -57,9 +57,7 @@ def halted_check(children: Children, plan: ServicePlan, stalled: Check | None) -
     """A stopped roll-out while the former state still serves: engines of a former revision, or the
     pools of another mode."""
     rollout = plan.rollout
-    if rollout is not None and (
-        rollout.reason == reasons.CANARY_WORSE or (rollout.is_ended and rollout.reason == HALTED)
-    ):
+    if rollout is not None and rollout.reason in (reasons.CANARY_WORSE, reasons.CANARY_LATE):
         return Check("False", rollout.reason, rollout.message)
     for pool in plan.pools:
         check = lifted(pool.role, current_pool(children, pool), PROGRESSING)
@@ -87,7 +85,8 @@ def stalled_check(
         check = lifted(pool.role, live, STALLED) if is_reported(live) else None
         if check is not None and check.is_true:
             return check
-    if plan.rollout is not None and plan.rollout.reason in (HALTED, reasons.CANARY_WORSE):
+    needs_person = (HALTED, reasons.CANARY_WORSE, reasons.CANARY_LATE)
+    if plan.rollout is not None and plan.rollout.reason in needs_person:
         return Check("True", plan.rollout.reason, plan.rollout.message)
     if router.given_up:
         return Check("True", router.updated.reason, with_remedy(router.updated))

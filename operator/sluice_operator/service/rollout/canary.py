@@ -1,5 +1,5 @@
-"""Canaries: a new revision with a share of requests, and as many engines as the share takes, in
-addition to all engines of the stable one.
+"""Canaries: a new revision with a share of requests, in addition to all engines of the stable one,
+and with so many engines that each gets no more requests than a stable one.
 
 Pure. The next step, the roll-out to all and the end are decided by the operator's judge (`trial`)
 or by a person, and recorded in the revision before anything follows from them.
@@ -18,10 +18,10 @@ from sluice_operator.api.scaling import CanarySpec
 from sluice_operator.conditions.pods import first_failure, is_ready
 from sluice_operator.conditions.reasons import (
     CANARY_ABORTED,
+    CANARY_LATE,
     CANARY_STALLED,
     CANARY_STEP,
     CANARY_WORSE,
-    ROLLOUT_HALTED,
 )
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.engine import revision_of
@@ -45,6 +45,9 @@ AGAIN: Final = (
     "`sluice rollout promote NAME` to try the new one again"
 )
 LATE: Final = "its engines were not ready in time"
+ENOUGH_PERCENT: Final = 80
+"""Percent of the engines of a reached step with which it keeps its share. Each then gets up to 1.25
+times the requests of a stable one."""
 UNPAIRED: Final = "engines of the pools' new revisions cannot work together, so they get no request"
 
 
@@ -139,23 +142,13 @@ class Canary:
 
     def _percent(self, changed: list[PoolState]) -> int:
         """Percent of requests for the desired revisions: of the largest step whose engines are
-        ready in every pool. A step that was reached before keeps its share while half of its
-        engines are ready, as each other share begins the counts of routers anew. Fewer engines get
-        as many requests as they take."""
-        ready = (
-            step
-            for step in self._steps
-            if all(pool.desired.ready >= engines_of_share(step, pool.replicas) for pool in changed)
-            and all(pool.desired.ready for pool in changed)
-        )
+        ready in every pool. A step that was reached before keeps its share, or half of it, while
+        `ENOUGH_PERCENT` of the engines of that are ready: each other share begins the counts of
+        routers anew, so there are few."""
         reached = max(self._steps[: self.state.reached], default=0)
-        taken = (
-            reached
-            if 2 * pool.desired.ready >= max(1, engines_of_share(reached, pool.replicas))
-            else 100 * pool.desired.ready // max(1, pool.replicas)
-            for pool in changed
-        )
-        return max(max(ready, default=0), min(reached, *taken))
+        ready = [step for step in self._steps if _are_ready(changed, step, 100)]
+        kept = [p for p in (reached, reached // 2) if p and _are_ready(changed, p, ENOUGH_PERCENT)]
+        return max((*ready, *kept), default=0)
 
     def _is_at_step(self, percent: int) -> bool:
         """Whether this is the share of the present step, or what engines that are missing now
@@ -193,11 +186,16 @@ class Canary:
             return replace(plan, reason=CANARY_WORSE, message=text, is_ended=True)
         if self.state.verdict == "late":
             text = f"The canary has ended: {self.state.why}: {AGAIN}."
-            return replace(plan, reason=ROLLOUT_HALTED, message=text, is_ended=True)
+            return replace(plan, reason=CANARY_LATE, message=text, is_ended=True)
         if self.state.verdict == "held":
             text = f"The canary is worse, and stays: {self.state.why}. {plan.message}"
             return replace(plan, reason=CANARY_WORSE, message=text)
-        if self.spec.on_worse == "Halt" and any(pool.desired.is_late for pool in changed):
+        is_begun = self.state.reached < len(self._steps)
+        if (
+            is_begun
+            and self.spec.on_worse == "Halt"
+            and any(pool.desired.is_late for pool in changed)
+        ):
             return replace(plan, learnt=replace(self.state, verdict="late", why=LATE))
         if not desired_pair(pools):
             text = f"{plan.message} {UNPAIRED}."
@@ -222,9 +220,20 @@ class Canary:
         return f"{step} (`sluice rollout promote`: {after}, `abort`: none)"
 
 
+def _are_ready(pools: Iterable[PoolState], share: int, percent: int) -> bool:
+    """Whether so many percent of the engines of a share are ready in every pool, at least one."""
+    return all(
+        pool.desired.ready > 0
+        and 100 * pool.desired.ready >= percent * engines_of_share(share, pool.replicas)
+        for pool in pools
+    )
+
+
 def engines_of_share(percent: int, replicas: int) -> int:
-    """Engines that a share of the requests of `replicas` engines takes, at least one of any."""
-    return -(-percent * replicas // 100)
+    """Engines that get a share of the requests beside `replicas` stable ones, which get the rest:
+    so many that none gets more requests than a stable one. At most as many as the stable ones, as
+    they can take all requests."""
+    return min(replicas, -(-percent * replicas // (100 - percent)))
 
 
 def _are_missing(plan: Rollout, pods: Iterable[Manifest]) -> bool:

@@ -35,11 +35,11 @@ pytestmark = pytest.mark.process
 @pytest.mark.parametrize("restarts", [False, True])
 async def test_a_person_promotes_a_canary_step_by_step(restarts: bool) -> None:
     person = await rolled()
-    assert (person.counts, person.label) == ((1, 4), f"{person.new}.{person.former}.25")
+    assert (person.counts, person.label) == ((2, 4), f"{person.new}.{person.former}.25")
     assert person.progressing() == ("True", "CanaryStep")
     assert condition(person.cluster.status, "Ready")["status"] == "True"
     await person.decides(next_step, restarts)
-    assert (person.counts, person.label) == ((2, 4), f"{person.new}.{person.former}.50")
+    assert (person.counts, person.label) == ((4, 4), f"{person.new}.{person.former}.50")
     spec = person.cluster.api.objects[INFERENCE_SERVICE, "chat"]["spec"]
     assert spec["rollout"] == STEPS, "the spec is its user's"
     new = person.new
@@ -61,7 +61,7 @@ async def test_two_pools_are_one_canary() -> None:
     labels = [objects[SERVICE, pool]["metadata"]["labels"][CANARY] for pool in pools]
     shares = [objects[ENGINE_POOL, pool]["spec"]["revisions"] for pool in pools]
     assert labels == [f"{new['name']}.{former['name']}.25" for new, former in shares]
-    assert [[share["replicas"] for share in each] for each in shares] == [[1, 2], [1, 4]]
+    assert [[share["replicas"] for share in each] for each in shares] == [[1, 2], [2, 4]]
     await person.decides(all_requests)
     assert [cluster.engines(pool) for pool in pools] == [2, 4]
     assert all(CANARY not in objects[SERVICE, pool]["metadata"]["labels"] for pool in pools)
@@ -123,9 +123,9 @@ async def test_another_spec_after_an_aborted_one_is_a_canary_again() -> None:
     await person.decides(no_requests)
     await person.cluster.edited(engine={"chunkSize": 128})
     assert first not in person.engines
-    assert person.counts == (1, 4)
+    assert person.counts == (2, 4)
     await person.cluster.edited(engine={"chunkSize": 64})
-    assert person.counts == (1, 4), "tried again, as its user applied it again"
+    assert person.counts == (2, 4), "tried again, as its user applied it again"
     await person.cluster.edited(engine={})
     assert (person.engines, person.label) == ({person.former: 4}, None)
 
@@ -145,7 +145,7 @@ async def test_an_undo_leaves_the_former_engines_all_requests_at_once() -> None:
     new = person.new
     await person.cluster.edited(engine={})
     serving = person.engines[new], person.label
-    assert serving == (1, f"{person.former}.{person.former}.0"), "it stays, as no other one serves"
+    assert serving == (2, f"{person.former}.{person.former}.0"), "it stays, as no other one serves"
     events = person.cluster.api.events
     (ended,) = (event["note"] for event in events if event["reason"] == "CanaryEnded")
     assert ended.startswith(f"The canary of revision {new} is over: it gets no request. ")
@@ -159,11 +159,11 @@ async def test_a_canary_whose_engines_are_late_is_halted_and_stays_so() -> None:
     person = Person(await running(replicas=4, rollout=STEPS))
     person.cluster.is_down = lambda name: "-mixed-" in name and person.former not in name
     await person.cluster.edited(engine={"chunkSize": 64})
-    assert person.counts == (1, 4)
+    assert person.counts == (2, 4)
     person.cluster.is_late = person.cluster.is_down
     await person.cluster.reconciled()
     assert (person.counts, person.label) == ((0, 4), None)
-    assert person.progressing() == ("False", "RolloutHalted")
+    assert person.progressing() == ("False", "CanaryLate")
     assert condition(person.cluster.status, "Progressing")["message"].startswith(
         "The canary has ended: its engines were not ready in time: all requests go to the former"
     )
@@ -203,7 +203,7 @@ async def test_the_command_shows_the_step_and_the_engines_of_both_revisions() ->
     assert "Canary: CanaryStep: Step 1 of 2, 25 % of requests" in text
     assert text.count("Step 1 of 2") == 1
     assert [line.split() for line in text.splitlines()[2:4]] == [
-        ["mixed", person.new, "wanted", "1", "1"],
+        ["mixed", person.new, "wanted", "2", "2"],
         ["mixed", person.former, "former", "4", "4"],
     ]
 
@@ -215,7 +215,7 @@ async def test_a_decision_is_not_lost_where_the_operator_writes_and_not_taken_tw
         await person.decides(next_step)
     await person.cluster.edited(replicas=5)
     assert person.text == "step 2 of 2, 50 % of requests"
-    assert person.counts == (3, 5)
+    assert person.counts == (5, 5)
     notes = [
         item["metadata"]["annotations"]
         for (kind, _), item in person.cluster.api.objects.items()
@@ -237,7 +237,7 @@ async def test_a_step_is_promoted_once_its_engines_are_ready_or_in_full() -> Non
     await person.cluster.edited(engine={"chunkSize": 64})
     assert person.label == f"{person.new}.{person.former}.0"
     assert person.progressing()[1] != "CanaryStep"
-    with pytest.raises(NoCanaryError, match=r"step 1 is not reached.*0 of 1 engines"):
+    with pytest.raises(NoCanaryError, match=r"step 1 is not reached.*0 of 2 engines"):
         await person.decides(next_step)
     await person.decides(all_requests)
     assert person.counts == (4, 4)

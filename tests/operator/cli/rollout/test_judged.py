@@ -41,7 +41,8 @@ class Watched(Person):
     async def looks(self, new: tuple[int, int], former: tuple[int, int]) -> None:
         """A minute later a router has counted so much, and the operator looks at it."""
         names = {"revision": self.new, "former": self.former}
-        answer: CanaryCounts = counts(new, former, **names)
+        percent = int((self.label or "25").rpartition(".")[2])
+        answer: CanaryCounts = counts(new, former, percent=percent, **names)
         self.cluster.looks.answers = (look(self.minutes, answer),)
         self.minutes += 1
         await self.cluster.reconciled()
@@ -54,7 +55,7 @@ class Watched(Person):
 async def test_an_equal_revision_is_promoted_step_by_step_without_a_person(killed: bool) -> None:
     watched = await Watched.rolled()
     assert watched.cluster.looks.routers
-    for minute, (shares, label) in enumerate([((1, 4), 25), ((2, 4), 50)]):
+    for minute, (shares, label) in enumerate([((2, 4), 25), ((4, 4), 50)]):
         number = (minute + 1) * MANY
         await watched.looks((number, number // 1000), (3 * number, 3 * number // 1000))
         if minute:
@@ -78,10 +79,10 @@ async def test_an_equal_revision_is_promoted_step_by_step_without_a_person(kille
 
 
 async def test_the_look_that_ends_a_step_is_not_the_first_one_of_the_next() -> None:
-    watched = await Watched.rolled(steps=[5, 25])
+    watched = await Watched.rolled(steps=[5, 20])
     for number in range(2):
         await watched.looks((number * MANY, 0), (number * MANY, 0))
-    assert watched.label == f"{watched.new}.{watched.former}.25", "the same engine serves it"
+    assert watched.label == f"{watched.new}.{watched.former}.20", "the same engine serves it"
     assert "looked" not in watched.state.learnt
 
 
@@ -98,7 +99,7 @@ async def test_a_revision_with_errors_is_halted_and_stays_so_until_it_is_promote
     assert watched.counts == (0, 4)
     await watched.decides(next_step)
     assert watched.text.startswith("tried again: step 1 of 2")
-    assert (watched.counts, watched.progressing()) == ((1, 4), ("True", "CanaryStep"))
+    assert (watched.counts, watched.progressing()) == ((2, 4), ("True", "CanaryStep"))
 
 
 @pytest.mark.parametrize("path", ["/deployments/chat-router", "/enginepools/chat-mixed"])
@@ -116,6 +117,25 @@ async def test_a_worse_revision_gets_no_request_though_other_writes_fail(path: s
     assert (watched.engines[watched.new], watched.progressing()) == (0, ("False", "CanaryWorse"))
 
 
+@pytest.mark.parametrize(
+    ("on_worse", "bad", "reason"), [("Halt", 20, "CanarySame"), ("Hold", 2000, "CanaryWorse")]
+)
+async def test_the_event_about_a_verdict_is_recorded_once_though_other_writes_fail(
+    on_worse: str, bad: int, reason: str
+) -> None:
+    watched = await Watched.rolled(onWorse=on_worse)
+    await watched.looks((0, 0), (0, 0))
+    watched.cluster.api.fails_at = "/deployments/chat-router"
+    watched.cluster.api.edit(INFERENCE_SERVICE, "chat", {"router": {"replicas": 3}})
+    with pytest.raises(UnavailableError):
+        await watched.looks((MANY, bad), (3 * MANY, 60))
+    assert len(watched.notes(reason)) == 1
+    watched.cluster.api.fails_at = None
+    await watched.cluster.reconciled()
+    verdicts = [n for n in watched.notes(reason) if n.startswith(("Step 1 is over", "It stays"))]
+    assert len(verdicts) == 1
+
+
 @pytest.mark.parametrize("step", [0, 1])
 async def test_a_change_of_the_routers_alone_changes_nothing_of_a_canary(step: int) -> None:
     watched = await Watched.rolled()
@@ -128,7 +148,7 @@ async def test_a_change_of_the_routers_alone_changes_nothing_of_a_canary(step: i
     await watched.cluster.edited(router={"page": True})
     assert (watched.counts, watched.progressing()) == ((0, 4), ("False", "CanaryAborted"))
     await watched.decides(next_step)
-    assert (watched.counts, watched.progressing()) == ((1, 4), ("True", "CanaryStep"))
+    assert (watched.counts, watched.progressing()) == ((2, 4), ("True", "CanaryStep"))
     await watched.cluster.edited(engine={"chunkSize": 128})
     assert (watched.state.step, watched.state.decision) == (0, 0), "other engines begin anew"
 
@@ -138,13 +158,13 @@ async def test_a_worse_revision_that_is_held_stays_where_it_is() -> None:
     await watched.looks((0, 0), (0, 0))
     await watched.looks((640, 32), (2560, 3))
     label = f"{watched.new}.{watched.former}.25"
-    assert (watched.counts, watched.label) == ((1, 4), label)
+    assert (watched.counts, watched.label) == ((2, 4), label)
     assert watched.progressing() == ("False", "CanaryWorse")
     assert watched.notes("CanaryWorse")[0] == "It stays: errors 5.0 % against 0.1 %"
     await watched.looks((MANY, 32), (3 * MANY, 90))
     assert watched.label == label, "no further step by itself"
     await watched.decides(next_step)
-    assert (watched.counts, watched.progressing()) == ((2, 4), ("True", "CanaryStep"))
+    assert (watched.counts, watched.progressing()) == ((4, 4), ("True", "CanaryStep"))
 
 
 async def test_engines_that_end_twice_halt_a_canary_also_in_a_second_try() -> None:
@@ -153,10 +173,10 @@ async def test_engines_that_end_twice_halt_a_canary_also_in_a_second_try() -> No
         watched.cluster.restarts = lambda name: 2 * (watched.former not in name)
         await watched.cluster.reconciled()
         assert watched.counts == (0, 4)
-        assert "-0 has ended 2 times" in watched.state.why
+        assert "2 engines have ended 4 times" in watched.state.why
         watched.cluster.restarts = lambda name: 0
         await watched.decides(next_step)
-        assert watched.counts == (1, 4), "tried again"
+        assert watched.counts == (2, 4), "tried again"
 
 
 async def test_a_persons_decision_wins() -> None:
@@ -206,10 +226,10 @@ async def test_without_requests_a_canary_stalls_and_goes_on_with_them() -> None:
     for _ in range(11):
         await watched.looks((0, 0), (0, 0))
     assert watched.progressing() == ("True", "CanaryStalled")
-    assert watched.counts == (1, 4)
+    assert watched.counts == (2, 4)
     await watched.looks((MANY, 20), (3 * MANY, 60))
     assert watched.progressing() == ("True", "CanaryStep")
-    assert watched.counts == (2, 4)
+    assert watched.counts == (4, 4)
 
 
 async def test_no_router_is_asked_where_a_person_judges() -> None:
@@ -217,7 +237,7 @@ async def test_no_router_is_asked_where_a_person_judges() -> None:
     assert watched.progressing() == ("True", "CanaryStep")
     assert watched.cluster.looks.routers == ()
     await watched.looks((MANY, 20_000), (3 * MANY, 0))
-    assert (watched.counts, watched.state) == ((1, 4), CanaryState(reached=1))
+    assert (watched.counts, watched.state) == ((2, 4), CanaryState(reached=1))
 
 
 async def test_status_shows_each_signal_with_a_bar() -> None:

@@ -14,7 +14,7 @@ from sluice_contract.cluster.labels import CanaryShare, Role
 from sluice_operator.api.scaling import CanarySpec
 from sluice_operator.service.report.progressing import SHOWN_ROLLOUTS
 from sluice_operator.service.revisions.canary_state import ENDED, CanaryState, Verdict
-from sluice_operator.service.rollout.canary import Canary
+from sluice_operator.service.rollout.canary import Canary, engines_of_share
 from sluice_operator.service.rollout.gpu_budget import Budget, PodCounts, plan_within
 from sluice_operator.service.rollout.in_place import plan_in_place
 from sluice_operator.service.rollout.surge import PoolState, Rollout, RolloutRevision, plan_rollout
@@ -50,7 +50,7 @@ def plan(present: Canary, replicas: int, desired: RolloutRevision | None = None)
 
 @pytest.mark.parametrize(
     ("replicas", "percent", "engines"),
-    [(1, 1, 1), (3, 25, 1), (4, 25, 1), (5, 25, 2), (8, 50, 4)],
+    [(1, 1, 1), (3, 25, 1), (4, 25, 2), (40, 25, 14), (8, 50, 8), (8, 99, 8)],
 )
 def test_a_canary_has_its_share_of_engines_beside_all_former_ones(
     replicas: int, percent: int, engines: int
@@ -61,14 +61,25 @@ def test_a_canary_has_its_share_of_engines_beside_all_former_ones(
     assert (rollout.reason, rollout.stable) == ("CanaryStep", STABLE)
 
 
+@given(replicas=st.integers(0, 99), percent=st.integers(1, 99))
+@examples(200)
+def test_no_canary_engine_gets_more_requests_than_a_former_one(replicas: int, percent: int) -> None:
+    engines = engines_of_share(percent, replicas)
+    if percent <= 50:
+        assert percent * replicas <= (100 - percent) * engines
+        assert not engines or percent * replicas > (100 - percent) * (engines - 1), "no more"
+    else:
+        assert engines == replicas, "they can take all requests"
+
+
 @pytest.mark.parametrize(
-    ("engines", "percent"), [(0, 0), (1, 5), (4, 5), (5, 25), (9, 25), (10, 50)]
+    ("engines", "percent"), [(0, 0), (2, 5), (6, 5), (7, 25), (19, 25), (20, 50)]
 )
 def test_the_share_is_that_of_the_largest_step_whose_engines_are_ready(
     engines: int, percent: int
 ) -> None:
     rollout = plan(canary(step=2, steps=[5, 25, 50, 75]), 20, ready(engines))
-    assert rollout.shares == {MIXED: {"b": 10, "a": 20}}
+    assert rollout.shares == {MIXED: {"b": 20, "a": 20}}
     assert rollout.canary == {MIXED: CanaryShare("b", "a", percent)}
     assert rollout.reason == ("CanaryStep" if percent == 50 else "RollingOut")
     text = f"Step 3 of 4, {percent} % of requests go to the new revision"
@@ -81,15 +92,17 @@ def test_the_share_is_that_of_the_largest_step_whose_engines_are_ready(
 @pytest.mark.parametrize(
     ("replicas", "engines", "percent", "reason"),
     [
-        (4, 1, 25, "CanaryStep"),
-        (5, 1, 25, "CanaryStep"),
-        (40, 5, 25, "CanaryStep"),
-        (40, 4, 10, "CanaryStep"),
+        (3, 1, 25, "CanaryStep"),
+        (5, 1, 12, "CanaryStep"),
+        (40, 12, 25, "CanaryStep"),
+        (40, 11, 12, "CanaryStep"),
+        (40, 5, 12, "CanaryStep"),
+        (40, 4, 0, "RollingOut"),
         (40, 0, 0, "RollingOut"),
         (0, 0, 0, "RollingOut"),
     ],
 )
-def test_a_share_that_was_reached_stays_with_the_engines_that_are_ready(
+def test_a_share_that_was_reached_stays_or_halves_with_the_engines_that_are_ready(
     replicas: int, engines: int, percent: int, reason: str
 ) -> None:
     step = replace(canary(), state=CanaryState(reached=1))
@@ -111,7 +124,7 @@ def test_a_step_without_engines_is_not_reached() -> None:
 def test_of_two_pools_the_share_waits_for_the_engines_of_both() -> None:
     roles = {PREFILL: ready(2, "p2"), DECODE: ready(1, "d2")}
     pools = tuple(
-        PoolState(role, 8, new, (full(new.name[0] + "1", 8),)) for role, new in roles.items()
+        PoolState(role, 6, new, (full(new.name[0] + "1", 6),)) for role, new in roles.items()
     )
     rollout = canary(steps=[10, 25], step=1).plan(pools, {PREFILL: "p1", DECODE: "d1"})
     assert rollout.canary == {
@@ -126,12 +139,12 @@ def test_a_complete_canary_of_a_single_engine_ends_nothing() -> None:
 
 
 def test_the_message_says_the_step_the_engines_and_what_comes_next() -> None:
-    assert plan(canary(), 4, full("b", 1)).message == (
+    assert plan(canary(), 3, full("b", 1)).message == (
         "Step 1 of 2, 25 % of requests go to the new revision, nothing is counted yet "
         "(`sluice rollout promote`: 50 %, `abort`: none): pool mixed: 1 of 1 engines of revision b "
-        "ready, 4 of 4 of a."
+        "ready, 3 of 3 of a."
     )
-    assert "`sluice rollout promote`: all" in plan(canary(step=1), 4, full("b", 2)).message
+    assert "`sluice rollout promote`: all" in plan(canary(step=1), 4, full("b", 4)).message
     fewer = plan(canary(step=4, steps=[10]), 4, full("b", 1))
     assert "Step 1 of 1, 10 %" in fewer.message, "fewer steps now"
 
@@ -140,7 +153,7 @@ def test_the_stable_engines_follow_the_need_and_the_canary_its_share() -> None:
     for replicas in (2, 9):
         pool = PoolState(MIXED, replicas, full("b", 1), (full("a", 4),))
         rollout = canary().plan((pool,), STABLE)
-        assert rollout.shares[MIXED] == {"b": ceil(replicas / 4), "a": replicas}
+        assert rollout.shares[MIXED] == {"b": ceil(replicas / 3), "a": replicas}
 
 
 @pytest.mark.parametrize("verdict", ["aborted", "worse", "late"])
@@ -148,7 +161,7 @@ def test_the_engines_of_a_canary_that_has_ended_go(verdict: Verdict) -> None:
     rollout = plan(canary(verdict=verdict), 4, full("b", 1))
     assert rollout.shares == {MIXED: {"b": 0, "a": 4}}
     assert rollout.canary == {MIXED: CanaryShare("b", "a", 0)}
-    reasons = {"aborted": "CanaryAborted", "worse": "CanaryWorse", "late": "RolloutHalted"}
+    reasons = {"aborted": "CanaryAborted", "worse": "CanaryWorse", "late": "CanaryLate"}
     assert rollout.reason == reasons[verdict]
     assert rollout.message.endswith(
         ": all requests go to the former revision; apply the former spec to end this, or "
@@ -158,9 +171,9 @@ def test_the_engines_of_a_canary_that_has_ended_go(verdict: Verdict) -> None:
 
 def test_engines_that_are_late_end_the_canary_once_that_is_recorded() -> None:
     late = RolloutRevision("b", 1, is_late=True)
-    rollout = plan(canary(), 4, late)
+    rollout = plan(canary(), 3, late)
     assert rollout.learnt == CanaryState(verdict="late", why="its engines were not ready in time")
-    assert rollout.shares == {MIXED: {"b": 1, "a": 4}}
+    assert rollout.shares == {MIXED: {"b": 1, "a": 3}}
     pods = [pod("b-1"), pod("a-1", revision="a")]
     scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
     for each, message in zip(pods, ("0/3 nodes.", "other"), strict=True):
@@ -171,6 +184,9 @@ def test_engines_that_are_late_end_the_canary_once_that_is_recorded() -> None:
         "its engines were not ready in time (pod b-1: no node takes it (0/3 nodes))"
     )
     assert plan(canary(on_worse="Hold"), 4, late).learnt is None
+    reached = replace(canary(), state=CanaryState(reached=1))
+    rollout = plan(reached, 4, replace(late, ready=1))
+    assert (rollout.learnt, rollout.is_judged) == (None, True), "one of an autoscaled pool waits"
     assert plan(canary(verdict="aborted"), 4, late).learnt is None
 
 
@@ -210,7 +226,7 @@ def test_a_third_revision_has_its_share_beside_the_stable_one_alone() -> None:
 def test_a_promoted_canary_keeps_its_last_share_until_it_is_complete() -> None:
     promoted = canary(step=1, verdict="promoted")
     former = full("a", 4)
-    for engines, label in ((0, "b.a.0"), (1, "b.a.25"), (3, "b.a.50"), (4, "b.a.50")):
+    for engines, label in ((0, "b.a.0"), (2, "b.a.25"), (3, "b.a.25"), (4, "b.a.50")):
         pool = PoolState(MIXED, 4, ready(engines), (former,))
         assert labels_beside(promoted, pool) == [label], engines
     pools = (PoolState(MIXED, 4, full("b", 4), (former,)),)
@@ -244,9 +260,9 @@ def two_pools(replicas: int = 4) -> tuple[PoolState, ...]:
 def test_a_pool_that_is_not_changed_serves_both_revisions() -> None:
     stable = {PREFILL: "p1", DECODE: "d1"}
     prefill, decode = two_pools()
-    prefill = replace(prefill, desired=ready(1, "p2"))
+    prefill = replace(prefill, desired=ready(2, "p2"))
     rollout = canary().plan((prefill, decode), stable)
-    assert rollout.shares == {PREFILL: {"p2": 1, "p1": 4}, DECODE: {"d1": 4}}
+    assert rollout.shares == {PREFILL: {"p2": 2, "p1": 4}, DECODE: {"d1": 4}}
     labels = {role: share.label for role, share in rollout.canary.items()}
     assert labels == {PREFILL: "p2.p1.25", DECODE: "d1.d1.25"}
 
@@ -261,12 +277,12 @@ def test_pools_that_cannot_work_together_are_named() -> None:
     assert "cannot work together" in rollout.message
 
 
-@pytest.mark.parametrize(("gpus", "engines"), [(4, 0), (5, 1)])
+@pytest.mark.parametrize(("gpus", "engines"), [(3, 0), (4, 1)])
 def test_a_canary_waits_for_the_budget_and_ends_nothing(gpus: int, engines: int) -> None:
-    pools = (PoolState(MIXED, 4, RolloutRevision("b", is_tried=False), (full("a", 4),)),)
-    budget = Budget(gpus, {MIXED: 1}, {MIXED: PodCounts({"a": 4}, 0)})
+    pools = (PoolState(MIXED, 3, RolloutRevision("b", is_tried=False), (full("a", 3),)),)
+    budget = Budget(gpus, {MIXED: 1}, {MIXED: PodCounts({"a": 3}, 0)})
     rollout = plan_within(pools, STABLE, canary().plan, budget)
-    assert rollout.shares == {MIXED: {"b": engines, "a": 4}}
+    assert rollout.shares == {MIXED: {"b": engines, "a": 3}}
     assert rollout.reason == ("RollingOut" if engines else "WaitsForBudget")
     assert rollout.canary == {MIXED: CanaryShare("b", "a", 0)}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from sluice_operator.kube.kinds import Manifest
-from sluice_operator.service.rollout.engine_ends import PodSeen, often_ended, pods_seen
+from sluice_operator.service.rollout.engine_ends import MAX_PODS, PodSeen, often_ended, pods_seen
 
 from tests.operator.service.rollout.canary_world import pod
 
@@ -18,6 +18,44 @@ def text(*statuses: tuple[int, str], before: dict[str, PodSeen] | None = None) -
         pods = [pod("b-1", restarts, ready)]
         seen = pods_seen(seen, pods)
     return often_ended(seen or {}, pods)
+
+
+def ended(name: str, restarts: int, at: str, node: str, reason: str = "Error") -> Manifest:
+    """A pod whose engine has ended last at a time."""
+    item = pod(name, restarts, T1)
+    item["spec"]["nodeName"] = node
+    terminated = {"finishedAt": at, "reason": reason, "exitCode": 1}
+    item["status"]["containerStatuses"][0]["lastState"] = {"terminated": terminated}
+    return item
+
+
+@pytest.mark.parametrize(
+    ("second", "why"),
+    [
+        (ended("b-2", 1, "2026-01-02T03:04:05Z", "n2"), "2 engines have ended 2 times"),
+        (ended("b-2", 1, "2026-01-02T03:04:05Z", "n1"), ""),
+        (ended("b-2", 1, "2026-01-02T03:05:00Z", "n1"), "2 engines have ended 2 times"),
+        (ended("b-2", 1, "2026-01-02T04:04:00Z", "n2"), "2 engines have ended 2 times"),
+        (ended("b-2", 1, "2026-01-02T04:05:00Z", "n2"), ""),
+        (ended("b-2", 1, "2026-01-02T03:04:05Z", "n2", "Unknown"), ""),
+        (ended("b-1", 2, "2026-01-02T03:30:00Z", "n1"), "pod b-1 has ended 2 times"),
+        (ended("b-1", 2, "2026-01-02T05:30:00Z", "n1"), ""),
+        (ended("b-1", 2, "2026-01-02T03:30:00Z", "n1", "Unknown"), ""),
+    ],
+)
+def test_ends_by_one_reboot_or_hours_apart_are_accidents(second: Manifest, why: str) -> None:
+    first = ended("b-1", 1, "2026-01-02T03:04:00Z", "n1")
+    pods = [second] if second["metadata"]["name"] == "b-1" else [first, second]
+    seen = pods_seen(pods_seen({}, [first]), pods)
+    assert pods_seen(seen, pods) == seen, "each end counts once"
+    assert often_ended(seen, pods) == why
+
+
+def test_so_many_pods_are_recorded_that_an_annotation_holds_them() -> None:
+    pods = [pod(f"b-{number:04}", ready=T1) for number in range(1000)]
+    seen = pods_seen({}, pods[500:])
+    assert len(seen) == MAX_PODS
+    assert pods_seen(seen, pods) == seen, "those that are known stay"
 
 
 @pytest.mark.parametrize(
@@ -59,7 +97,7 @@ def test_other_containers_of_a_pod_do_not_count() -> None:
     before = pod("b-1", ready=T1)
     after = pod("b-1", ready=T1)
     after["status"]["containerStatuses"].append({"name": "istio-proxy", "restartCount": 2})
-    assert often_ended(pods_seen({}, [before]), [after]) == ""
+    assert often_ended(pods_seen(pods_seen({}, [before]), [after]), [after]) == ""
 
 
 @pytest.mark.parametrize(
@@ -74,9 +112,8 @@ def test_other_containers_of_a_pod_do_not_count() -> None:
 def test_ends_of_all_engines_of_a_revision_count_together(
     engines: int, ended: int, why: str
 ) -> None:
-    seen = pods_seen({}, [pod(f"b-{number}", ready=T1) for number in range(engines)])
     pods = [pod(f"b-{number}", int(number < ended), T1) for number in range(engines)]
-    assert often_ended(seen, pods) == why
+    assert often_ended(pods_seen({}, pods), pods) == why
 
 
 def evicted(name: str) -> Manifest:

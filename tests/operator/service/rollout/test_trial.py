@@ -416,7 +416,7 @@ def test_one_key_with_many_requests_is_named() -> None:
         {"seen": {"r1": ["many"]}},
         {"seen": 5},
         {"evidence": {"errors": {"new": 1}}},
-        {"pods": {"b-1": [1, 2, 3, 4, 5]}},
+        {"pods": {"b-1": [1, 2, 3, 4, 5, 6, 7]}},
     ],
 )
 def test_what_somebody_has_broken_begins_anew(learnt: dict[str, Any]) -> None:
