@@ -5,9 +5,9 @@
 FOLDER gets a manifest and one library for each module, with the code of all architectures. By
 default it is the folder in `sluice_kernels` where engines look. Needs flashinfer 0.6.13, torch for
 CUDA, a C++ compiler, and nvcc from CUDA_HOME or from the packages of the group `flashinfer-build`;
-needs no GPU. Hopper with one number type takes 34 minutes of CPU time, most of it for fa3; modules
-for 8-bit pages come on top. An interrupted run can be repeated: it skips modules in the manifest,
-and compiled objects stay in the scratch folder.
+needs no GPU. Hopper with one number type takes 25 minutes of CPU time, then 54 for fa3. An
+interrupted run can be repeated: it skips modules in the manifest, and compiled objects stay in the
+scratch folder.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def test_what_it_names_is_there(name: str) -> None:
     text = PAGES[name].read_text()
     assert set(re.findall(r"(?<![*\w])\*([A-Z][^*\n]+)\*(?!\*)", text)) <= TITLES
     keys = set(re.findall(r"serving\.sluice\.dev/\w+", text))
-    assert keys <= {labels.SERVICE, labels.ROLE, f"{labels.GROUP}/monitoring"}
+    assert keys <= {labels.SERVICE, labels.ROLE, labels.REVISION, f"{labels.GROUP}/monitoring"}
     fields = re.findall(r"`(?:spec\.)?((?:engine|router|template|rollout|slo)\.[a-zA-Z.]+)`", text)
     known = {re.sub(r"(resources)\..*", r"\1", each) for each in fields}
     assert known <= fields_of_specs()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
+import subprocess
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -146,3 +148,18 @@ def test_the_command_shows_what_an_archive_holds_or_what_is_missing(
     pack(tmp_path / "archive", checkout(tmp_path, so="x", cubin="x"))
     assert main(["unpack", *words]) == 0
     assert f"flashinfer {VERSION}, cuda {CUDA}, 1 modules, 4 files" in capsys.readouterr().out
+
+
+def test_the_script_explains_itself_before_it_makes_anything(tmp_path: Path) -> None:
+    script = Path(__file__).parents[2] / "scripts/gpu-kernels"
+    command = ["bash", str(script), "-a", "90", "--help"]
+    answer = subprocess.run(
+        command,
+        env={"PATH": os.environ["PATH"], "SLUICE_CACHE": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=10,
+    )
+    assert "scripts/gpu-kernels [-a 90] [--dtypes bfloat16]" in answer.stdout
+    assert list(tmp_path.iterdir()) == []

@@ -188,7 +188,7 @@ class JudgeSpec(ApiModel):
     errors: bool = Field(
         default=True,
         description="Judges failed requests, counted before the router's retry, and engines that "
-        "end (two in a step, or a fifth of more than ten) or lose readiness twice in 10 minutes.",
+        "end (two in an hour, or a fifth of more than ten) or lose readiness twice in 10 minutes.",
     )
     slo: bool = Field(
         default=True,

@@ -5,7 +5,6 @@ Pure. A canary's numbers are those for the engines that the plan begins with.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from sluice_operator.api.pools import gpu_count
@@ -18,7 +17,7 @@ from sluice_operator.service.resolve.replicas import ReplicasOwner, replicas_own
 from sluice_operator.service.rollout.canary import engines_of_share
 from sluice_operator.service.rollout.gpu_budget import WAITS_FOR_BUDGET
 from sluice_operator.service.rollout.planned_rollout import PlannedPool
-from sluice_operator.service.rollout.trial import SIGNALS, CanaryJudge, step_judge
+from sluice_operator.service.rollout.trial import SIGNALS, STALLED, CanaryJudge, step_judge
 
 
 def engines_text(plan: ServicePlan, pool: PlannedPool) -> str:
@@ -70,7 +69,8 @@ def canary_lines(spec: InferenceServiceSpec, pools: tuple[PlannedPool, ...]) -> 
 
 def canary_json(spec: InferenceServiceSpec, pools: tuple[PlannedPool, ...]) -> Manifest | None:
     """The steps of a canary, for programs; None without one. `trials` are those of the new
-    revision, and `requestsPerMinute` those of the whole service that bring them in `minutes`."""
+    revision that all `routers` count together. `keysPerMinute` are the new keys of the whole
+    service that bring them in `minutes`."""
     if spec.rollout is None or spec.rollout.canary is None:
         return None
     canary, judge = spec.rollout.canary, step_judge(spec)
@@ -78,6 +78,7 @@ def canary_json(spec: InferenceServiceSpec, pools: tuple[PlannedPool, ...]) -> M
     return {
         "signals": [*judge.signals] if judge else [],
         "minutes": canary.minutes if judge else None,
+        "routers": _routers(spec),
         "steps": [
             {
                 "percent": percent,
@@ -91,17 +92,25 @@ def canary_json(spec: InferenceServiceSpec, pools: tuple[PlannedPool, ...]) -> M
 
 def _judge_lines(spec: InferenceServiceSpec, canary: CanarySpec) -> Iterator[str]:
     judge = step_judge(spec)
-    if judge is None or not judge.signals:
+    if judge is None:
         yield "  A person decides about each step (sluice rollout promote, abort)."
+    elif not judge.signals:
+        yield "  Nothing promotes it but a person (sluice rollout promote). A slower one is still"
+        yield f"  found worse (onWorse: {canary.on_worse})."
     else:
         signals = " and ".join(SIGNALS[signal] for signal in judge.signals)
         margin = f"{canary.judge.margin_points / 10:g} percent points"
+        minutes = _count(canary.minutes, "minute")
         yield f"  Judged by {signals}: no worse by more than {margin}. If 0.1 % of chats are"
-        yield f"  bad with both revisions, each step of {canary.minutes} minutes takes about"
+        yield f"  bad with both revisions, each step of {minutes} takes about"
+        routers = _count(_routers(spec), "router")
+        stalled = _count(STALLED * canary.minutes, "minute")
         for percent in canary.steps:
             needed = _needed(spec, judge, percent)
-            chats = f"{needed['trials']:,} chats of the new revision"
-            yield f"    {percent} %: {chats}, which {needed['requestsPerMinute']:,} a minute bring"
+            rate, least = needed["keysPerMinute"], _ceil(needed["keysPerMinute"], STALLED)
+            yield f"    {percent} %: {needed['trials']:,} chats of the new revision, which are"
+            yield f"      {rate:,} new chats a minute of the whole service ({routers});"
+            yield f"      below {least:,} a minute: CanaryStalled after {stalled}"
     if canary.judge.slo and (judge is None or "slo" not in judge.signals):
         yield "  Late answers are not judged: spec.slo.ttftMilliseconds is not set."
 
@@ -109,10 +118,20 @@ def _judge_lines(spec: InferenceServiceSpec, canary: CanarySpec) -> Iterator[str
 def _needed(spec: InferenceServiceSpec, judge: CanaryJudge | None, percent: int) -> dict[str, int]:
     if judge is None or not judge.signals:
         return {}
-    routers = spec.router.replicas if spec.router else ROUTER_REPLICAS
-    trials = judge.keys_needed(percent, routers)
-    per_minute = math.ceil(trials / judge.spec.minutes * 100 / percent)
-    return {"trials": trials, "requestsPerMinute": per_minute}
+    trials = judge.keys_needed(percent, _routers(spec))
+    return {"trials": trials, "keysPerMinute": _ceil(100 * trials, judge.spec.minutes * percent)}
+
+
+def _routers(spec: InferenceServiceSpec) -> int:
+    return spec.router.replicas if spec.router else ROUTER_REPLICAS
+
+
+def _ceil(number: int, divisor: int) -> int:
+    return -(-number // divisor)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _engines_of_steps(canary: CanarySpec, pool: PlannedPool) -> list[int]:

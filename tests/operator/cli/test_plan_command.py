@@ -243,6 +243,14 @@ def test_a_plan_says_what_engines_the_steps_of_a_canary_take(
         ),
         ({"judge": {"errors": False, "slo": False}}, ["A person decides about each step"]),
         ({"judge": {"slo": False, "marginPoints": 5}}, ["by more than 0.5 percent points"]),
+        (
+            {"judge": {"errors": False}},
+            [
+                "Nothing promotes it but a person (sluice rollout promote). A slower one is still\n"
+                "  found worse (onWorse: Halt)",
+                "Late answers are not judged: spec.slo.ttftMilliseconds is not set",
+            ],
+        ),
     ],
 )
 def test_a_plan_says_what_a_canary_is_judged_by(
@@ -253,7 +261,36 @@ def test_a_plan_says_what_a_canary_is_judged_by(
     assert ("Late answers" in out) is (len(texts) == 2)
 
 
-def test_a_plan_as_json_has_the_trials_of_each_step_and_the_requests_that_bring_them(
+@pytest.mark.parametrize(
+    ("minutes", "routers", "lines"),
+    [
+        (
+            5,
+            2,
+            "each step of 5 minutes takes about\n"
+            "    10 %: 43,596 chats of the new revision, which are\n"
+            "      87,192 new chats a minute of the whole service (2 routers);\n"
+            "      below 8,720 a minute: CanaryStalled after 50 minutes\n",
+        ),
+        (
+            1,
+            1,
+            "each step of 1 minute takes about\n"
+            "    10 %: 21,798 chats of the new revision, which are\n"
+            "      217,980 new chats a minute of the whole service (1 router);\n"
+            "      below 21,798 a minute: CanaryStalled after 10 minutes\n",
+        ),
+    ],
+)
+def test_a_plan_says_how_many_chats_a_canary_takes(
+    minutes: int, routers: int, lines: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    canary = {"minutes": minutes, "judge": {"marginPoints": 1}}
+    spec = {"rollout": {"canary": canary}, "router": {"replicas": routers}}
+    assert lines in plan_text(tmp_path, capsys, spec)
+
+
+def test_a_plan_as_json_has_the_trials_of_each_step_and_the_keys_that_bring_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spec = {
@@ -265,9 +302,10 @@ def test_a_plan_as_json_has_the_trials_of_each_step_and_the_requests_that_bring_
     (found,) = json.loads(capsys.readouterr().out)
     canary = found["canary"]
     assert (canary["signals"], canary["minutes"]) == (["errors", "slo"], 20)
+    assert canary["routers"] == 2
     assert [step["engines"] for step in canary["steps"]] == [{"mixed": 1}, {"mixed": 4}]
     for step in canary["steps"]:
-        assert step["requestsPerMinute"] == -(-step["trials"] * 100 // (20 * step["percent"]))
+        assert step["keysPerMinute"] == -(-step["trials"] * 100 // (20 * step["percent"]))
         assert step["trials"] > 500
     assert main(["plan", "-f", spec_file(tmp_path, document({})), "-o", "json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)

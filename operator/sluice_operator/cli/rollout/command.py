@@ -174,7 +174,7 @@ _seconds.__name__ = "time such as 90s, 15m or 1h"
 def _parser() -> argparse.ArgumentParser:
     text = "Roll-outs of an InferenceService."
     parser = argparse.ArgumentParser(prog="sluice rollout", description=text, epilog=STATUSES)
-    commands = parser.add_subparsers(required=True, dest="name_of_command")
+    commands = parser.add_subparsers(required=True, dest="name_of_command", metavar="COMMAND")
     for name, command, text in (
         ("status", _status, "waits until the spec is carried out, or at a canary's step"),
         ("history", _history, "the specs that it has been complete with, which undo goes back to"),
@@ -183,7 +183,9 @@ def _parser() -> argparse.ArgumentParser:
         ("promote", _promote, "gives the new revision of a canary its next share of requests"),
         ("abort", _abort, "ends a canary: the former revision has all requests"),
     ):
-        sub = commands.add_parser(name, help=text, description=text, epilog=STATUSES)
+        sub = commands.add_parser(
+            name, help=text, description=text, epilog=STATUSES, allow_abbrev=False
+        )
         sub.set_defaults(command=command)
         sub.add_argument("name", help="of the InferenceService")
         sub.add_argument("-n", "--namespace", help="default: that of the kubeconfig's context")

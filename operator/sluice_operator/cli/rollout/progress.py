@@ -74,7 +74,7 @@ def as_text(
     service: Manifest, pools: Iterable[Manifest], revisions: tuple[Manifest, ...] = ()
 ) -> str:
     """The roll-out of a service: what is reached, the engines by revision, the signals of its
-    canary, and the plan."""
+    canary, and the plan, unless the first line has it."""
     progress = progress_of(service)
     plan = (service.get("status") or {}).get("rollout") or {}
     rows = [("pool", "revision", "", "engines", "ready"), *_rows(pools)]
@@ -82,7 +82,9 @@ def as_text(
     if plan.get("reason") in reasons.AT_STEP:
         lines.extend(_signals(revisions))
     if progress.state in ("Waiting", "Stopped") and plan:
-        lines.append(f"Plan: {plan['reason']}: {plan['message']}")
+        text = f"{plan['reason']}: {plan['message']}"
+        if not progress.line.endswith(f": {text}"):
+            lines.append(f"Plan: {text}")
     return "\n".join(lines)
 
 

@@ -29,6 +29,21 @@ class Changes:
         return ()
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["promote", "chat", "--f"], "unrecognized arguments: --f"),
+        ([], "the following arguments are required: COMMAND"),
+    ],
+)
+def test_an_option_is_written_in_full_and_a_missing_command_is_named(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        command.run(words)
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("is_terminal", "bars"), [(True, 2), (False, 0)])
 async def test_in_a_terminal_each_change_has_a_bar(
     is_terminal: bool,

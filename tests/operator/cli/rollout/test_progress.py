@@ -58,6 +58,15 @@ def test_engines_are_shown_by_revision() -> None:
     ]
 
 
+@pytest.mark.parametrize("message", ["in words.", "so it goes."])
+def test_the_plan_of_a_stopped_roll_out_is_shown_unless_its_line_has_it(message: str) -> None:
+    item = told(Updated="False/RolloutHalted", Progressing="False/RolloutHalted")
+    item["status"]["rollout"] = {"reason": "RolloutHalted", "message": message}
+    lines = as_text(item, []).splitlines()
+    assert lines[0] == "Stopped: RolloutHalted: in words."
+    assert lines[1:] == ([] if message == "in words." else ["Plan: RolloutHalted: so it goes."])
+
+
 def test_a_pool_that_lacks_engines_has_a_bar() -> None:
     item = told(Updated="False/RollingOut")
     assert list(bars(item)) == []

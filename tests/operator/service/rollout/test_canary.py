@@ -376,6 +376,6 @@ def test_late_answers_do_not_count_while_an_engine_is_missing(readiness: str, si
     ]
     looks = tuple(look(n, counts((9, 0), (9, 0)), engines=(*e,)) for n, e in enumerate(sides))
     pods = (pod("b-1", ready="2026-01-01"), pod("b-2", ready=readiness))
-    after = present.judged(plan(present, 8, ready(2)), pods, looks).learnt
+    after = present.judged(plan(present, 6, ready(2)), pods, looks).learnt
     assert after is not None
     assert len(after.learnt["evidence"]) == signals
