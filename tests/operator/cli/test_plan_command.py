@@ -273,12 +273,12 @@ def test_a_plan_says_what_a_canary_is_judged_by(
             "      below 8,720 a minute: CanaryStalled after 50 minutes\n",
         ),
         (
+            2,
             1,
-            1,
-            "each step of 1 minute takes about\n"
+            "each step of 2 minutes takes about\n"
             "    10 %: 21,798 chats of the new revision, which are\n"
-            "      217,980 new chats a minute of the whole service (1 router);\n"
-            "      below 21,798 a minute: CanaryStalled after 10 minutes\n",
+            "      108,990 new chats a minute of the whole service (1 router);\n"
+            "      below 10,899 a minute: CanaryStalled after 20 minutes\n",
         ),
     ],
 )
