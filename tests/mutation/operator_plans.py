@@ -72,14 +72,6 @@ OPERATOR_MUTATIONS: Final = (
         package=ROLLOUTS,
     ),
     Mutation(
-        "refused spec: numbers are taken that make other pods",
-        "last_applied",
-        "if spec_hash(changed) != spec_hash(spec):",
-        "if spec_hash(changed) == '':",
-        LAST_APPLIED,
-        package=RESOLVE,
-    ),
-    Mutation(
         "revisions: a spec that comes back is decided anew",
         "choose",
         "if same is not None:",

@@ -144,3 +144,17 @@ def test_a_scored_prompt_computed_twice_takes_no_page_that_is_kept_for_another(p
     bench.run()
     assert bench.answers["long"] == answer_to([5] * 52, 1)
     assert bench.scheduler.status().retractions == 0
+
+
+def test_pages_of_an_aborted_request_are_free_once_its_transfer_is_over() -> None:
+    bench = Bench(settings_of(96, prefix_cache=False))
+    bench.add(request("read", 20, 8))
+    bench.step()
+    bench.scheduler.begin_transfer("read", "transfer")
+    bench.scheduler.abort("read")
+    bench.step()
+    status = bench.scheduler.status()
+    assert status.pages_free < status.pages_total
+    bench.scheduler.end_transfer("transfer")
+    status = bench.scheduler.status()
+    assert status.pages_free == status.pages_total

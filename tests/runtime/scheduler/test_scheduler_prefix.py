@@ -243,6 +243,20 @@ def test_nobody_waits_for_a_prefix_that_a_flush_took_from_its_writer() -> None:
     assert "b" in bench.answers
 
 
+def test_nobody_waits_for_a_prefix_that_a_flush_keeps_out_of_the_tree() -> None:
+    """The writer's first step is in flight, so nothing of its prompt is cached yet."""
+    settings = settings_of(pool_tokens=4096, chunk_size=64, prefix_cache=True)
+    bench = Bench(settings, overlap=True)
+    prompt = [i % 50 for i in range(1000)]
+    bench.add(request("writer", prompt, 2))
+    bench.launch()
+    bench.scheduler.flush_cache()
+    bench.add(request("b", prompt[:50], 2))
+    batch = bench.launch()
+    assert batch is not None
+    assert [row.request_id for row in batch.added_rows] == ["b"]
+
+
 def test_thousands_that_wait_for_one_prefix_are_not_matched_one_by_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

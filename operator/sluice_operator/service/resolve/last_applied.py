@@ -22,7 +22,6 @@ from sluice_operator.service.revisions.parts import (
     AUTOSCALING,
     NUMBERS,
     PREFILL,
-    spec_hash,
 )
 from sluice_operator.service.revisions.revision import Revision
 from sluice_operator.validation.errors import scaling_contradictions
@@ -86,7 +85,7 @@ def _section(spec: Manifest, path: tuple[str, ...]) -> Manifest:
 
 
 def _read(spec: Manifest, parts: Iterable[SpecPart]) -> InferenceServiceSpec | None:
-    """`spec` with other `parts`; None if the result is invalid, or asks for other pods."""
+    """`spec` with other `parts`, which change no pod; None if the result is invalid."""
     changed = copy.deepcopy(spec)
     for part in parts:
         for path in part.paths:
@@ -98,8 +97,6 @@ def _read(spec: Manifest, parts: Iterable[SpecPart]) -> InferenceServiceSpec | N
             section[path[-1]] = value
     if not changed.get(AUTOSCALING):
         changed.pop(AUTOSCALING, None)
-    if spec_hash(changed) != spec_hash(spec):
-        return None
     try:
         parsed = canonical(parse(InferenceServiceSpec, changed, "spec"))
     except InvalidSpecError:
