@@ -89,8 +89,10 @@ def engines(kubectl: Kubectl, service: Service) -> set[str]:
     ("variables", "reason"),
     [
         ({"FAILING_SHARE": 0.05}, "CanaryWorse"),
-        ({"CRASHING_SHARE": 0.1}, "CanaryWorse"),
-        ({"PACED_STEP_SECONDS": 3 * STEP_SECONDS}, "CanaryWorse"),
+        pytest.param({"CRASHING_SHARE": 0.1}, "CanaryWorse", marks=pytest.mark.full),
+        pytest.param(
+            {"PACED_STEP_SECONDS": 3 * STEP_SECONDS}, "CanaryWorse", marks=pytest.mark.full
+        ),
         ({"SAME_AS_BEFORE": 1.0}, "AllReady"),
     ],
     ids=["fails", "crashes", "slow", "alike"],

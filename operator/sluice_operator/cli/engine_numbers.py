@@ -102,13 +102,13 @@ def _judge_lines(spec: InferenceServiceSpec, canary: CanarySpec) -> Iterator[str
         margin = f"{canary.judge.margin_points / 10:g} percent points"
         yield f"  Judged by {signals}: no worse by more than {margin}. If 0.1 % of chats are"
         yield f"  bad with both revisions, each step of {canary.minutes} minutes takes about"
-        routers = _count(_routers(spec), "router")
+        routers, stalled = _count(_routers(spec), "router"), STALLED * canary.minutes
         for percent in canary.steps:
             needed = _needed(spec, judge, percent)
             rate, least = needed["keysPerMinute"], _ceil(needed["keysPerMinute"], STALLED)
             yield f"    {percent} %: {needed['trials']:,} chats of the new revision, which are"
             yield f"      {rate:,} new chats a minute of the whole service ({routers});"
-            yield f"      below {least:,} a minute: CanaryStalled after {STALLED * canary.minutes} minutes"
+            yield f"      below {least:,} a minute: CanaryStalled after {stalled} minutes"
     if canary.judge.slo and (judge is None or "slo" not in judge.signals):
         yield "  Late answers are not judged: spec.slo.ttftMilliseconds is not set."
 
