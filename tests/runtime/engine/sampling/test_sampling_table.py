@@ -144,8 +144,8 @@ def test_tokens_that_are_verified_at_once_are_those_drawn_one_after_another(
     verified_at_once(requests, seed, blocks)
 
 
-@pytest.mark.parametrize("seed", [3, 5, 12])
-def test_penalties_do_not_count_drafts_that_are_not_kept(seed: int) -> None:
+@pytest.mark.parametrize("seed", [0, 3, 5, 6, 12])
+def test_penalties_count_the_drafts_before_a_token_and_none_that_are_not_kept(seed: int) -> None:
     """A token behind a wrong draft would otherwise be likely in the next step."""
     sampling = Sampling(temperature=1.0, frequency_penalty=-2.0, seed=seed)
     verified_at_once([Asked(sampling, [1, 2], ())], seed, 100)
