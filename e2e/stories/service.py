@@ -99,10 +99,12 @@ class Service:
         so."""
         self._wait(f"condition={condition}={status}")
 
-    def wait_for_reason(self, condition: str, reason: str) -> dict[str, Any]:
+    def wait_for_reason(
+        self, condition: str, reason: str, seconds: int = WAIT_SECONDS
+    ) -> dict[str, Any]:
         """Waits until the condition has this reason; returns the condition."""
         path = f'{{.status.conditions[?(@.type=="{condition}")].reason}}'
-        self._wait(f"jsonpath={path}={reason}")
+        self._wait(f"jsonpath={path}={reason}", seconds)
         return self.condition(condition)
 
     def recorded_specs(self) -> list[str]:
@@ -131,11 +133,11 @@ class Service:
             f"--timeout={WAIT_SECONDS}s", timeout_seconds=WAIT_SECONDS + 10,
         )  # fmt: skip
 
-    def _wait(self, what: str) -> None:
+    def _wait(self, what: str, seconds: int = WAIT_SECONDS) -> None:
         try:
             self._kubectl.run(
                 "wait", f"--for={what}", f"{KIND}/{self.name}", "-n", self.namespace,
-                f"--timeout={WAIT_SECONDS}s", timeout_seconds=WAIT_SECONDS + 10,
+                f"--timeout={seconds}s", timeout_seconds=seconds + 10,
             )  # fmt: skip
         except ClusterError as error:
             conditions = json.dumps(self.get().get("status", {}).get("conditions"), indent=1)

@@ -31,6 +31,8 @@ RATE: Final = 40.0
 TOKENS: Final = 4
 STEP_SECONDS: Final = 0.05
 CANARY: Final = {"steps": [25], "minutes": 2, "judge": {"marginPoints": 20}}
+JUDGED_SECONDS: Final = 420
+"""Seconds until a verdict, with the starts of engines, of which the step has at least 120."""
 LEFT_SECONDS: Final = 60
 """Seconds until engines of the revision that lost have gone."""
 
@@ -108,7 +110,7 @@ def test_a_change_is_judged(
     before = engines(kubectl, judged)
     with reach(cluster, NAMESPACE, NAME) as url, steady_load(url) as given:
         judged.apply(judged_service(**variables))
-        ended = judged.wait_for_reason("Updated", reason)
+        ended = judged.wait_for_reason("Updated", reason, JUDGED_SECONDS)
         kept = reason == "CanaryWorse"
         left = poll(lambda: (engines(kubectl, judged) == before) is kept, LEFT_SECONDS)
         assert left, ended["message"]
