@@ -23,7 +23,7 @@ MARGIN: Final = 0.005
 DEFAULT_MARGIN: Final = JudgeSpec().margin_points / 1000
 LEVEL: Final = 0.01
 STEP_LEVEL: Final = 0.005
-"""Of the default: one step, two signals."""
+"""Level of each signal of the default canary, which has one step and two signals."""
 BASES: Final = (0.001, 0.01, 0.05)
 SHARES: Final = (0.05, 0.1, 0.25, 0.5)
 LOOKS: Final = 360
@@ -44,7 +44,7 @@ class Case:
 
     @property
     def rates(self) -> tuple[float, float]:
-        """Of the new and the former revision."""
+        """Rates of bad keys of the new and the former revision."""
         return self.base + self.more, self.base
 
 

@@ -74,7 +74,7 @@ class RouterCounts(NamedTuple):
     """Counts since the router's start that are kept elsewhere."""
 
     picks: Mapping[str, int]
-    """By reason."""
+    """Picks by their reason."""
     trials: Mapping[tuple[str, str], int]
     """Trials of canaries, by side and outcome."""
 

@@ -207,7 +207,7 @@ class Trials:
         self.clock = clock
         self._fleet = fleet
         self._unavailable = deque[_Unavailable](maxlen=MAX_MINUTE_KEYS)
-        """In the order in which they ended."""
+        """Attempts that wait for the engine's next report, in the order of their ends."""
         self.totals = Counter[tuple[str, str]]()
         """Trials in closed minutes since the router's start, by side (`new`, `former`) and
         outcome (`answered`, `failed`, `in_time`, `late`)."""

@@ -6,18 +6,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from sluice_contract.cluster.labels import CanaryShare, Role
+from sluice_contract.wire.load import ServiceLoad
 
-from sluice_operator.autoscale.query import LoadQuery, look_of
+from sluice_operator.autoscale.query import look_of
 from sluice_operator.clock import Clock
 from sluice_operator.informer.keys import Key
 from sluice_operator.scaled import LOOKS, Look
 
 LOOK_SECONDS: Final = 10.0
+AskForLoad = Callable[[Iterable[str]], Awaitable[tuple[ServiceLoad, ...]]]
+"""Reads the load reports of routers, without those that do not answer."""
 
 
 @dataclass
@@ -30,7 +33,7 @@ class _Canary:
 class CanaryLoop:
     """Looks at every canary that is to be judged; implements `CanaryLooks`."""
 
-    def __init__(self, query: LoadQuery, changed: Callable[[Key], None], clock: Clock) -> None:
+    def __init__(self, query: AskForLoad, changed: Callable[[Key], None], clock: Clock) -> None:
         """`changed`: called with a service that has looks to judge by."""
         self._query = query
         self._changed = changed

@@ -30,9 +30,6 @@ class Routers:
         self.asked.extend(addresses)
         return tuple(_load(address) for address in addresses if address not in self.down)
 
-    async def quiet(self, routers: Iterable[str], seconds: float) -> None:
-        raise NotImplementedError
-
 
 def _load(epoch: str) -> ServiceLoad:
     zero = SideCounts()

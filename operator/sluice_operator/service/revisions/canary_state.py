@@ -36,7 +36,7 @@ class CanaryState:
     learnt: Mapping[str, Any] = field(default_factory=dict)
     """What was learnt in the step, as JSON."""
     seen: str = ""
-    """In a person's decision: `place` of the state that it was made about."""
+    """`place` of the state that a person's decision was made about."""
 
     @property
     def place(self) -> str:

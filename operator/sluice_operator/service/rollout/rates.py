@@ -32,7 +32,7 @@ MORE: Final = 1.25
 
 class _Kind(NamedTuple):
     name: str
-    """For people."""
+    """Name of the kind of steps, as messages have it."""
     shapes: Callable[[StepCosts], StepShapes | None]
 
 
@@ -41,7 +41,7 @@ class _Measured(NamedTuple):
 
     seconds: Amounts
     mean: Amounts
-    """Its mean step."""
+    """Amounts of the engine's mean step."""
 
 
 DECODE: Final = _Kind("a step without prompts", lambda costs: costs.decode)

@@ -113,7 +113,7 @@ class StepEvidence:
 
     @classmethod
     def of(cls, learnt: Mapping[str, Any]) -> StepEvidence:
-        """What is noted in a state; nothing where somebody has broken it."""
+        """What is noted in a state; nothing where it is broken."""
         try:
             pods = learnt.get("pods")
             answers = learnt.get("answers")
@@ -140,7 +140,7 @@ class StepEvidence:
             return cls()
 
     def to_json_dict(self) -> Manifest:
-        """For the state, as JSON reads it back."""
+        """The evidence as the state has it: equal to what JSON reads back."""
         pods = None if self.pods is None else {name: [*pod] for name, pod in self.pods.items()}
         written: Manifest = {
             "looked": self.looked,
