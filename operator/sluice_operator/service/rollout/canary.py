@@ -1,7 +1,7 @@
 """Canaries: a new revision with a share of requests, in addition to all engines of the stable one,
 and with so many engines that each gets no more requests than a stable one.
 
-Pure. The next step, the roll-out to all and the end are decided by the operator's judge (`trial`)
+Pure. The next step, the roll-out to all and the end are decided by the operator's judge (`step`)
 or by a person, and recorded in the revision before anything follows from them.
 """
 
@@ -29,6 +29,7 @@ from sluice_operator.manifests.engine import revision_of
 from sluice_operator.scaled import Look
 from sluice_operator.service.revisions.canary_state import ENDED, CanaryState
 from sluice_operator.service.rollout.pairing import NO_PAIR
+from sluice_operator.service.rollout.step import CanaryJudge, StepEvidence, percent_of
 from sluice_operator.service.rollout.surge import (
     ROLLING_OUT,
     PoolState,
@@ -39,7 +40,6 @@ from sluice_operator.service.rollout.surge import (
     desired_pair,
     keep_serving,
 )
-from sluice_operator.service.rollout.trial import CanaryJudge, StepEvidence, percent_of
 
 AGAIN: Final = (
     "all requests go to the former revision; apply the former spec to end this, or "
@@ -179,7 +179,7 @@ class Canary:
             engines = engines_of_share(max(self._steps, default=0), pool.replicas)
             shares[pool.role] = {pool.desired.name: engines, stable[pool.role]: pool.replicas}
         percent, canary = self._percent(changed), self._shares(pools, stable)
-        counts = _counts(changed, shares, stable)
+        counts = _ready_text(changed, shares, stable)
         keep_serving(pools, shares)
         evidence = StepEvidence.of(self.state.learnt)
         is_at_step = self._is_at_step(percent)
@@ -278,7 +278,7 @@ def _has_engines(revision: RolloutRevision) -> bool:
     return revision.is_tried and (revision.replicas > 0 or not revision.settled)
 
 
-def _counts(changed: list[PoolState], shares: Mapping[Role, Shares], stable: Revisions) -> str:
+def _ready_text(changed: list[PoolState], shares: Mapping[Role, Shares], stable: Revisions) -> str:
     """How many engines of both revisions are ready, for people."""
     texts = []
     for pool in changed:

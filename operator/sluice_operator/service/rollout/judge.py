@@ -19,13 +19,13 @@ from dataclasses import dataclass, replace
 from math import exp, log, log1p, sqrt
 from typing import Final, Literal
 
-Verdict = Literal["same", "worse", "undecided"]
+Comparison = Literal["same", "worse", "undecided"]
 
 MARGIN_LEVEL: Final = 0.1
 """Probability, at most, with which a revision that is worse by no more than the margin is halted.
 One that is not worse at all: `Judge.level`."""
-MAX_TRIALS: Final = 1_000_000
-"""Upper end of every estimate of trials."""
+MAX_KEYS: Final = 1_000_000
+"""Upper end of every estimate of keys."""
 
 SHORT_LEVEL: Final = 1e-6
 """Probability, at most, that a record shows a shortfall of an equal revision: 1 % of 10,000
@@ -160,7 +160,7 @@ class Judge:
     routers: int = 1
     """How many count apart, at least 1: a chat that several see is counted by each."""
 
-    def verdict(self, evidence: Evidence) -> Verdict:
+    def verdict(self, evidence: Evidence) -> Comparison:
         """`worse`: more keys are bad than on the former revision, and by more than the margin.
         `same`: not by more than the margin."""
         if self._is_shown(evidence.worse, self.level) and self._is_shown(
@@ -175,14 +175,14 @@ class Judge:
         wealths = evidence.worse, self._within_margin(evidence)
         return any(self._is_shown(each, sqrt(self.level)) for each in wealths)
 
-    def trials_left(self, evidence: Evidence) -> int:
+    def keys_left(self, evidence: Evidence) -> int:
         """About how many more keys of the canary "same" takes, if both have the rate that they
-        had together; 0 to `MAX_TRIALS`. More if the canary is worse."""
+        had together; 0 to `MAX_KEYS`. More if the canary is worse."""
         new, former = evidence.new, evidence.former
         base = (new.bad + former.bad) / max(1, new.keys + former.keys)
         share = new.trials / max(1, new.trials + former.trials)
         needed, wealths = -log(self.level) * self.routers, self._within_margin(evidence)
-        return _trials_until(needed, wealths, base, share or 0.1, self.margin)
+        return _keys_until(needed, wealths, base, share or 0.1, self.margin)
 
     def _within_margin(self, evidence: Evidence) -> list[float]:
         keys = evidence.new.keys
@@ -204,16 +204,16 @@ class Judge:
         return _log_mean(wealth / self.routers for wealth in wealths) >= -log(level)
 
 
-def trials_needed(base_rate: float, margin: float, level: float, share: float = 0.1) -> int:
+def keys_needed(base_rate: float, margin: float, level: float, share: float = 0.1) -> int:
     """About how many keys of the canary "same" takes if both revisions have `base_rate`, 0 to 1,
-    and the canary has `share` of the keys; up to `MAX_TRIALS`."""
-    return _trials_until(-log(level), [0.0] * len(_SAME_BETS), base_rate, share, margin)
+    and the canary has `share` of the keys; up to `MAX_KEYS`."""
+    return _keys_until(-log(level), [0.0] * len(_SAME_BETS), base_rate, share, margin)
 
 
-def _trials_until(
+def _keys_until(
     needed: float, wealths: list[float], base: float, share: float, margin: float
 ) -> int:
-    """Trials until the mean wealth of the bets on "same" is expected to be `needed`."""
+    """Keys of the canary until the mean wealth of the bets on "same" is expected to be `needed`."""
     odds = min(share, 0.99) / (1 - min(share, 0.99))
     gains = [
         base * log1p(-bet) + base / odds * log1p(bet * odds) + bet * margin for bet in _SAME_BETS
@@ -223,7 +223,7 @@ def _trials_until(
         for wealth, gain in zip(wealths, gains, strict=True)
         if gain > 0
     ]
-    return max(0, min(MAX_TRIALS, round(min(left, default=MAX_TRIALS))))
+    return max(0, min(MAX_KEYS, round(min(left, default=MAX_KEYS))))
 
 
 def _log_wealth(bet: float, odds: float, new: Counts, former: Counts) -> float:
@@ -234,9 +234,8 @@ def _log_wealth(bet: float, odds: float, new: Counts, former: Counts) -> float:
 
 
 def _gain(new: int, former: int, percent: int) -> float:
-    """What so many keys add to the logarithm of the wealth of the bet on `_FEW`. A share above a
-    half counts as a half: engines of both revisions that are all full answer alike."""
-    share = min(percent, 50) / 100
+    """What so many keys add to the logarithm of the wealth of the bet on `_FEW`."""
+    share = percent / 100
     return new * log(_FEW) + former * log((1 - _FEW * share) / (1 - share))
 
 

@@ -22,7 +22,7 @@ from sluice_operator.service.rollout.judge import (
     Evidence,
     Judge,
     Shortfall,
-    trials_needed,
+    keys_needed,
 )
 
 JUDGE = Judge(margin=0.005, level=0.01)
@@ -151,7 +151,7 @@ def test_a_worse_revision_is_found_within_two_thousand_trials(
 
 
 def test_equal_revisions_are_not_found_worse_and_are_the_same_at_the_forecast_by_default() -> None:
-    needed = trials_needed(0.01, DEFAULT.margin, DEFAULT.level, share=0.25)
+    needed = keys_needed(0.01, DEFAULT.margin, DEFAULT.level, share=0.25)
     looks = 5, (needed // 4, 3 * needed // 4)
 
     assert probability("worse", (0.01, 0.01), *looks, DEFAULT) <= 0.01
@@ -205,15 +205,15 @@ def test_evidence_goes_through_json() -> None:
     assert TypeAdapter(Evidence).validate_python(json.loads(json.dumps(asdict(seen)))) == seen
 
 
-def test_trials_left_end_with_the_verdict() -> None:
-    left = JUDGE.trials_left(evidence(keys(1_000, 0), keys(3_000, 0)))
+def test_keys_left_end_with_the_verdict() -> None:
+    left = JUDGE.keys_left(evidence(keys(1_000, 0), keys(3_000, 0)))
 
     assert 200 < left < 500
     assert JUDGE.verdict(evidence(keys(1_000 + left, 0), keys(3_000 + 3 * left, 0))) == "same"
 
 
 def test_what_cannot_be_shown_takes_the_most_trials() -> None:
-    assert trials_needed(0.01, 0, 0.01) == 1_000_000
+    assert keys_needed(0.01, 0, 0.01) == 1_000_000
 
 
 def answered(share: int, routers: int, chats: int, records: int = 10_000) -> NDArray[np.int64]:
@@ -232,7 +232,8 @@ def answered(share: int, routers: int, chats: int, records: int = 10_000) -> NDA
     side, counts = is_former[key // routers].astype(int), np.zeros((2, 2, 2 * minutes), int)
     np.add.at(counts[0], (side, minute), 1)
     np.add.at(counts[1], (side[is_new_key], minute[is_new_key]), 1)
-    return counts[:, :, :minutes].reshape(2, 2, records, 2).sum(axis=3)
+    records_of = counts[:, :, :minutes].reshape(2, 2, records, 2)
+    return np.asarray(records_of.sum(axis=3))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from sluice_contract.wire.load import CanaryCounts, SideCounts, StepCosts, StepS
 from sluice_operator.api.scaling import CanarySpec
 from sluice_operator.scaled import LOOKS, Look
 from sluice_operator.service.revisions.canary_state import CanaryState, canary_state
-from sluice_operator.service.rollout.trial import LEVEL, CanaryJudge, StepEvidence, counts_of
+from sluice_operator.service.rollout.step import LEVEL, CanaryJudge, StepEvidence, counts_of
 from sluice_router.canary import CanaryKey, goes_to_new, revisions_of
 from sluice_router.engines import Fleet
 from sluice_router.trials import MINUTE_SECONDS, Trials
@@ -378,7 +378,7 @@ def answering(
     """The state, and after how many minutes, where each router sees so many other keys a minute, a
     tenth the canary's, which answers so many of them."""
     state, new = CanaryState(), 0
-    judges = judge(**{"minutes": 30, "steps": [10]} | by)
+    judges = judge(minutes=30, steps=[10], **by)
     for minute in range(len(answered) + 1):
         new += answered[minute - 1] if minute else 0
         each = {"percent": 10, "recurs": recurs}

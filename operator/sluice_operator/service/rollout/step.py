@@ -33,12 +33,12 @@ from sluice_operator.scaled import Look
 from sluice_operator.service.revisions.canary_state import CanaryState
 from sluice_operator.service.rollout.engine_ends import PodSeen, often_ended, pods_seen
 from sluice_operator.service.rollout.judge import (
+    Comparison,
     Counts,
     Evidence,
     Judge,
     Shortfall,
-    Verdict,
-    trials_needed,
+    keys_needed,
 )
 from sluice_operator.service.rollout.rates import NOT_COMPARED, compared_speed, has_no_more_requests
 
@@ -234,7 +234,7 @@ class CanaryJudge:
         """About how many keys of the canary the verdict "same" takes where `BASE_RATE` of them are
         bad on both sides. Each of so many routers sees all of them."""
         judge = self.signal_judge()
-        return routers * trials_needed(BASE_RATE, judge.margin, judge.level, percent / 100)
+        return routers * keys_needed(BASE_RATE, judge.margin, judge.level, percent / 100)
 
     def after(
         self,
@@ -305,7 +305,7 @@ class CanaryJudge:
         state = replace(state, learnt=step.to_json_dict())
         return replace(state.next_step(len(self.spec.steps)), why=why)
 
-    def verdicts(self, step: StepEvidence) -> dict[Signal, Verdict]:
+    def verdicts(self, step: StepEvidence) -> dict[Signal, Comparison]:
         """The verdict of each signal that has evidence."""
         judge = self.signal_judge(step)
         return {
@@ -348,7 +348,7 @@ class CanaryJudge:
             evidence = step.evidence.get(signal, Evidence())
             keys = evidence.new.keys
             is_same = verdicts.get(signal) == "same"
-            needed = keys if is_same else keys + max(1, judge.trials_left(evidence))
+            needed = keys if is_same else keys + max(1, judge.keys_left(evidence))
             yield signal, keys, needed, rates_text(signal, evidence)
 
     def text(self, step: StepEvidence) -> str:
