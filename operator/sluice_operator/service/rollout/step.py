@@ -111,7 +111,7 @@ class StepEvidence:
     """Counts of each router as they were recorded last, by epoch, in the order of `_flat`."""
     evidence: Mapping[Signal, Evidence] = field(default_factory=dict)
     shortfall: Shortfall = field(default_factory=Shortfall)
-    """Of the keys that the canary answers."""
+    """Evidence that the canary answers too few of the keys."""
     pods: Mapping[str, PodSeen] | None = None
     """Engines of the new revision, by pod; None: no engine was looked at yet."""
     heavy_share: float = 0.0
