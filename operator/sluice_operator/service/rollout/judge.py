@@ -169,10 +169,10 @@ class Judge:
             return "worse"
         return "same" if self._is_shown(self._within_margin(evidence), self.level) else "undecided"
 
-    def is_near(self, evidence: Evidence) -> bool:
+    def is_near(self, evidence: Evidence, *, only_worse: bool) -> bool:
         """Whether evidence had half of what a verdict takes: the logarithm of a wealth is at least
         half of that of 1 / level."""
-        wealths = evidence.worse, self._within_margin(evidence)
+        wealths = [evidence.worse, *([] if only_worse else [self._within_margin(evidence)])]
         return any(self._is_shown(each, sqrt(self.level)) for each in wealths)
 
     def keys_left(self, evidence: Evidence) -> int:

@@ -317,11 +317,13 @@ class CanaryJudge:
     def _at_percent(self, step: StepEvidence, percent: int) -> StepEvidence:
         """The step at a share. Another share than before begins the evidence anew, as routers count
         anew. That halves the level only if a verdict was near, so scaling alone does not use it
-        up."""
+        up; before any time of the step only "worse" could follow."""
         if percent == step.percent:
             return step
         judge = self.signal_judge(step)
-        begun_anew = step.begun_anew + any(map(judge.is_near, step.evidence.values()))
+        begun_anew = step.begun_anew + any(
+            judge.is_near(each, only_worse=not step.seconds) for each in step.evidence.values()
+        )
         return replace(step, percent=percent, begun_anew=begun_anew).without_evidence()
 
     def _compares_latencies(

@@ -218,6 +218,18 @@ def test_another_share_begins_anew_and_halves_the_level_only_near_a_verdict(
     assert by.signal_judge(step).level == LEVEL / 2**halvings
 
 
+@pytest.mark.parametrize(("bad", "halvings"), [(0, 0), (12, 1)])
+def test_the_share_of_the_step_before_halves_the_level_only_near_worse(
+    bad: int, halvings: int
+) -> None:
+    by, state = judge(judge={"marginPoints": 20}), CanaryState(step=1)
+    for minute, counted in enumerate((ZERO, counts((300, bad), (900, 0)))):
+        state = by.after(state, *seen(look(minute, counted)), is_at_step=False)
+    more = {Role.MIXED: CanaryShare("b", "a", 50)}
+    state = by.after(state, more, (), (look(2, counts((0, 0), (0, 0), "r2", percent=50)),))
+    assert (state.verdict, StepEvidence.of(state.learnt).begun_anew) == (None, halvings)
+
+
 def test_a_router_without_an_answer_is_not_counted_twice() -> None:
     numbers = [counts((9, 0), (9, 0), "r1"), counts((9, 0), (9, 0), "r2")]
     later = [counts((12, 0), (12, 0), "r1"), counts((12, 0), (12, 0), "r2")]
