@@ -243,14 +243,9 @@ def test_no_shortfall_is_shown_of_an_equal_revision_in_ten_thousand_records(
     share: int, routers: int, chats: int
 ) -> None:
     shortfall, most, delays = Shortfall(), 0.0, 0
-    for trials, former_trials, new, former in answered(share, routers, chats).reshape(4, -1).T:
-        shortfall = shortfall.after(
-            Counts(int(trials), 0, int(new)),
-            Counts(int(former_trials), 0, int(former)),
-            2,
-            share,
-            routers,
-        )
+    for trials, others, new, former in answered(share, routers, chats).reshape(4, -1).T.tolist():
+        counted = Counts(trials, 0, new), Counts(others, 0, former)
+        shortfall = shortfall.after(*counted, 2, share, routers)
         most, delays = max(most, shortfall.wealth / routers), delays + bool(shortfall.records)
 
     assert 5 < most < -log(SHORT_LEVEL)
