@@ -4,6 +4,7 @@ Wrong verdicts are counted on pairs of revisions whose right verdict does not en
 with independent trials, looked at every ten seconds for an hour. Then with an hour of chats of 1 to
 50 requests whose failures are correlated (beta-binomial, 0.01 to 0.9), with bursts that hit both
 revisions. They are counted as routers count: by one, and by two that see the same chats.
+Of a canary that refuses 9 of 10 requests, or stops, the minutes until that is found.
 Prints one JSON line a figure.
 """
 
@@ -17,7 +18,7 @@ from typing import Final
 
 import numpy as np
 from sluice_operator.api.scaling import JudgeSpec
-from sluice_operator.service.rollout.judge import Counts, Evidence, Judge, trials_needed
+from sluice_operator.service.rollout.judge import Counts, Evidence, Judge, Shortfall, keys_needed
 
 MARGIN: Final = 0.005
 DEFAULT_MARGIN: Final = JudgeSpec().margin_points / 1000
@@ -41,6 +42,9 @@ class Case:
     base: float
     more: float
     share: float
+    answers: float = 1.0
+    """Part of its requests that the new one answers, from minute `since` on."""
+    since: int = 0
 
     @property
     def rates(self) -> tuple[float, float]:
@@ -69,6 +73,9 @@ def chats(case: Case, random: np.random.Generator, keys: int, routers: int) -> L
     begins = random.integers(0, MINUTES, keys)
     minute = (begins[key] + random.random(len(key)) * size[key] / 2).astype(int)
     lasts = minute < MINUTES
+    if case.answers < 1:
+        is_refused = random.random(len(key)) > case.answers
+        lasts &= ~(is_new[key] & (minute >= case.since) & is_refused)
     key, minute = key[lasts], minute[lasts]
     burst = (random.random(MINUTES) < 0.03) * 0.5
     fails = random.random(len(key)) < np.maximum(rate[key], burst[minute])
@@ -140,22 +147,47 @@ def wrong(pairs: int) -> None:
 
 
 def found(pairs: int) -> None:
-    """Power after 2,000 keys of the canary, and keys until half of the verdicts are there."""
-    judge = Judge(DEFAULT_MARGIN, STEP_LEVEL)
-    for share in SHARES:
-        for base in BASES:
-            for more in (0.01, 0.02, 0.05):
+    """Power after 2,000 keys of the canary."""
+    for margin in (MARGIN, DEFAULT_MARGIN):
+        judge = Judge(margin, STEP_LEVEL)
+        for share in SHARES:
+            for base in BASES:
+                for more in (0.01, 0.02, 0.05):
+                    random = np.random.default_rng(54)
+                    case = Case(base, more, share)
+                    keys = [
+                        reaches(independent(case, random, 20 / share, 100), judge, "worse")
+                        for _ in range(pairs)
+                    ]
+                    hits = [count for count in keys if count is not None]
+                    _print(
+                        "found worse after 2,000 keys", len(hits) / pairs, "share",
+                        base=base, more=more, share=share, margin=margin, pairs=pairs,
+                    )  # fmt: skip
+
+
+def short(pairs: int) -> None:
+    """Minutes until a canary is found that answers too little of its share."""
+    for answers, since in ((0.1, 0), (0.0, 20)):
+        for share in (0.1, 0.25):
+            for keys in (1_000, 2_000, 4_000):
+                case = Case(0.001, 0.0, share, answers, since)
                 random = np.random.default_rng(54)
-                case = Case(base, more, share)
-                keys = [
-                    reaches(independent(case, random, 20 / share, 100), judge, "worse")
-                    for _ in range(pairs)
-                ]
-                hits = [count for count in keys if count is not None]
+                minutes = [found_short(case, random, keys) - since for _ in range(pairs)]
                 _print(
-                    "found worse after 2,000 keys", len(hits) / pairs, "share",
-                    base=base, more=more, share=share, pairs=pairs,
+                    "found to answer too little", float(np.median(minutes)), "minutes",
+                    answers=answers, share=share, keys=keys, pairs=pairs,
                 )  # fmt: skip
+
+
+def found_short(case: Case, random: np.random.Generator, keys: int) -> float:
+    """The minute in which one router's chats show it; `MINUTES`: none before."""
+    shortfall, percent = Shortfall(), round(100 * case.share)
+    for minute, (new, former) in enumerate(chats(case, random, keys, 1), 1):
+        shortfall = shortfall.after(new, former, 1, percent, 1)
+        if shortfall.text(percent, 1):
+            return minute
+    return MINUTES
 
 
 def needed(pairs: int) -> None:
@@ -163,7 +195,7 @@ def needed(pairs: int) -> None:
     for margin in (0.005, 0.01, 0.02):
         for base in (0.0, *BASES):
             random, judge = np.random.default_rng(54), Judge(margin, STEP_LEVEL)
-            forecast = trials_needed(base, margin, STEP_LEVEL)
+            forecast = keys_needed(base, margin, STEP_LEVEL)
             looks = [
                 reaches(independent(Case(base, 0, 0.1), random, forecast / 5, 200), judge, "same")
                 for _ in range(pairs)
@@ -185,6 +217,7 @@ def main() -> None:
     pairs = parser.parse_args().pairs
     wrong(pairs)
     found(max(1, pairs // 20))
+    short(max(1, pairs // 200))
     needed(max(1, pairs // 50))
 
 

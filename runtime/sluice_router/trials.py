@@ -140,6 +140,8 @@ class _Step:
     def __init__(self) -> None:
         self.epoch = secrets.token_hex(8)
         self.new, self.former = _Side(), _Side()
+        self.minutes = 0
+        """Closed ones."""
         self.recurs = False
         """Whether any key that was counted may recur."""
         self._flags: dict[bytes, int] = {}
@@ -250,6 +252,7 @@ class Trials:
             revision=revision,
             former=former,
             percent=percent_of(shares),
+            minutes=self._step.minutes,
             new_counts=self._step.new.counts,
             former_counts=self._step.former.counts,
             heavy_share=self._step.new.heavy_share,
@@ -288,6 +291,7 @@ class Trials:
             for name, side in (("new", self._step.new), ("former", self._step.former)):
                 for outcome, count in side.close().items():
                     self.totals[name, outcome] += count
+        self._step.minutes += minute - self._minute
         self._minute = minute
 
     def _follow(self, shares: Shares) -> None:

@@ -345,7 +345,10 @@ def test_an_attempt_counts_in_the_minute_in_which_it_ends() -> None:
     for trials_before in (0, 1):
         counts = counted.counts(SHARES)
         assert counts is not None
-        assert counts.new_counts.errors.trials == trials_before
+        assert (counts.minutes, counts.new_counts.errors.trials) == (
+            trials_before + 1,
+            trials_before,
+        )
         clock.now += MINUTE_SECONDS
 
 
@@ -360,7 +363,7 @@ def test_an_attempt_that_outlives_its_canary_is_not_counted_to_the_next() -> Non
         trial.began(cast(Reply, SimpleNamespace(status=500, streams_events=False)), None)
     clock.now += MINUTE_SECONDS
     assert first is not None
-    assert counted.counts(next_shares) == first
+    assert counted.counts(next_shares) == first.model_copy(update={"minutes": 1})
 
 
 ENDS: dict[RetryReason, TrialEnd] = {

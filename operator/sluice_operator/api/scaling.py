@@ -187,8 +187,9 @@ class JudgeSpec(ApiModel):
 
     errors: bool = Field(
         default=True,
-        description="Judges failed requests, counted before the router's retry, and engines that "
-        "end (two in an hour, or a fifth of more than ten) or lose readiness twice in 10 minutes.",
+        description="Judges failed requests, counted before the router's retry, a share of which "
+        "less than half is answered, and engines that end (two in an hour, or a fifth of more than "
+        "ten) or lose readiness twice in 10 minutes.",
     )
     slo: bool = Field(
         default=True,

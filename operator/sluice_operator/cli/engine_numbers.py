@@ -17,7 +17,7 @@ from sluice_operator.service.resolve.replicas import ReplicasOwner, replicas_own
 from sluice_operator.service.rollout.canary import engines_of_share
 from sluice_operator.service.rollout.gpu_budget import WAITS_FOR_BUDGET
 from sluice_operator.service.rollout.planned_rollout import PlannedPool
-from sluice_operator.service.rollout.trial import SIGNALS, STALLED, CanaryJudge, step_judge
+from sluice_operator.service.rollout.step import SIGNALS, STALLED, CanaryJudge, step_judge
 
 
 def engines_text(plan: ServicePlan, pool: PlannedPool) -> str:
@@ -68,7 +68,7 @@ def canary_lines(spec: InferenceServiceSpec, pools: tuple[PlannedPool, ...]) -> 
 
 
 def canary_json(spec: InferenceServiceSpec, pools: tuple[PlannedPool, ...]) -> Manifest | None:
-    """The steps of a canary, for programs; None without one. `trials` are those of the new
+    """The steps of a canary, for programs; None without one. `keys` are those of the new
     revision that all `routers` count together. `keysPerMinute` are the new keys of the whole
     service that bring them in `minutes`."""
     if spec.rollout is None or spec.rollout.canary is None:
@@ -95,8 +95,8 @@ def _judge_lines(spec: InferenceServiceSpec, canary: CanarySpec) -> Iterator[str
     if judge is None:
         yield "  A person decides about each step (sluice rollout promote, abort)."
     elif not judge.signals:
-        yield "  Nothing promotes it but a person (sluice rollout promote). A slower one is still"
-        yield f"  found worse (onWorse: {canary.on_worse})."
+        yield f"  Judged by the speed of steps alone: after {canary.minutes} minutes the next step"
+        yield f"  follows if it was compared. A slower one is worse (onWorse: {canary.on_worse})."
     else:
         signals = " and ".join(SIGNALS[signal] for signal in judge.signals)
         margin = f"{canary.judge.margin_points / 10:g} percent points"
@@ -106,7 +106,7 @@ def _judge_lines(spec: InferenceServiceSpec, canary: CanarySpec) -> Iterator[str
         for percent in canary.steps:
             needed = _needed(spec, judge, percent)
             rate, least = needed["keysPerMinute"], _ceil(needed["keysPerMinute"], STALLED)
-            yield f"    {percent} %: {needed['trials']:,} chats of the new revision, which are"
+            yield f"    {percent} %: {needed['keys']:,} chats of the new revision, which are"
             yield f"      {rate:,} new chats a minute of the whole service ({routers});"
             yield f"      below {least:,} a minute: CanaryStalled after {stalled} minutes"
     if canary.judge.slo and (judge is None or "slo" not in judge.signals):
@@ -116,8 +116,8 @@ def _judge_lines(spec: InferenceServiceSpec, canary: CanarySpec) -> Iterator[str
 def _needed(spec: InferenceServiceSpec, judge: CanaryJudge | None, percent: int) -> dict[str, int]:
     if judge is None or not judge.signals:
         return {}
-    trials = judge.keys_needed(percent, _routers(spec))
-    return {"trials": trials, "keysPerMinute": _ceil(100 * trials, judge.spec.minutes * percent)}
+    keys = judge.keys_needed(percent, _routers(spec))
+    return {"keys": keys, "keysPerMinute": _ceil(100 * keys, judge.spec.minutes * percent)}
 
 
 def _routers(spec: InferenceServiceSpec) -> int:

@@ -330,6 +330,8 @@ class CanaryCounts(ContractModel):
     """Former revision, written like `revision`."""
     percent: Annotated[int, Field(ge=0, le=100)]
     """Percent of the keys that belong to the new revision while these counts are made."""
+    minutes: Count = 0
+    """Closed minutes since the epoch began."""
     new_counts: SideCounts
     former_counts: SideCounts
     heavy_share: float | None = None

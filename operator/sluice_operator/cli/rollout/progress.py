@@ -16,7 +16,7 @@ from sluice_operator.conditions import reasons
 from sluice_operator.conditions.conditions import find
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.service.revisions.revision import revisions_of
-from sluice_operator.service.rollout.trial import StepEvidence, step_judge
+from sluice_operator.service.rollout.step import StepEvidence, step_judge
 
 BAR_CELLS: Final = 32
 ROUNDING: Final = 1e-9

@@ -1,6 +1,6 @@
 """How far the canary of a revision is: a part of the revision's annotation `state`.
 
-Pure. What was learnt in a step is kept as it was written; `service.rollout.trial` reads it.
+Pure. What was learnt in a step is kept as it was written; `service.rollout.step` reads it.
 """
 
 from __future__ import annotations

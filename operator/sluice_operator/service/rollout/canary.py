@@ -1,7 +1,7 @@
 """Canaries: a new revision with a share of requests, in addition to all engines of the stable one,
 and with so many engines that each gets no more requests than a stable one.
 
-Pure. The next step, the roll-out to all and the end are decided by the operator's judge (`trial`)
+Pure. The next step, the roll-out to all and the end are decided by the operator's judge (`step`)
 or by a person, and recorded in the revision before anything follows from them.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Final
 
 from sluice_contract.cluster.labels import CanaryShare, Role
@@ -28,6 +29,7 @@ from sluice_operator.manifests.engine import revision_of
 from sluice_operator.scaled import Look
 from sluice_operator.service.revisions.canary_state import ENDED, CanaryState
 from sluice_operator.service.rollout.pairing import NO_PAIR
+from sluice_operator.service.rollout.step import CanaryJudge, StepEvidence, percent_of
 from sluice_operator.service.rollout.surge import (
     ROLLING_OUT,
     PoolState,
@@ -38,16 +40,15 @@ from sluice_operator.service.rollout.surge import (
     desired_pair,
     keep_serving,
 )
-from sluice_operator.service.rollout.trial import CanaryJudge, StepEvidence
 
 AGAIN: Final = (
     "all requests go to the former revision; apply the former spec to end this, or "
     "`sluice rollout promote NAME` to try the new one again"
 )
 LATE: Final = "its engines were not ready in time"
-ENOUGH_PERCENT: Final = 80
-"""Percent of the engines of a reached step with which it keeps its share. Each then gets up to 1.25
-times the requests of a stable one."""
+MAX_LOAD: Final = 1.5
+"""Most requests of an engine of a reached step while others are missing, in those that it gets
+beside all of them: with more the share falls. A pool that grows by up to a half keeps it."""
 UNPAIRED: Final = "engines of the pools' new revisions cannot work together, so they get no request"
 
 
@@ -80,8 +81,14 @@ class Canary:
         is_judged = self.spec.is_judged and self.state.verdict is None
         if is_judged:
             looks = looks if plan.is_judged else ()
-            missing = _are_missing(plan, pods)
-            after = self.judge.after(after, plan.canary, pods, looks, are_missing=missing)
+            after = self.judge.after(
+                after,
+                plan.canary,
+                pods,
+                looks,
+                is_at_step=self._is_at_step(percent_of(plan.canary)),
+                are_missing=_are_missing(plan, pods),
+            )
         learnt = None if after == self.state else after
         return replace(plan, learnt=learnt, is_judged=is_judged and plan.is_judged)
 
@@ -143,18 +150,19 @@ class Canary:
     def _percent(self, changed: list[PoolState]) -> int:
         """Percent of requests for the desired revisions: of the largest step whose engines are
         ready in every pool. A step that was reached before keeps its share, or half of it, while
-        `ENOUGH_PERCENT` of the engines of that are ready: each other share begins the counts of
-        routers anew, so there are few."""
+        its engines get no more than `MAX_LOAD`: each other share begins the counts of routers anew,
+        so there are few."""
         reached = max(self._steps[: self.state.reached], default=0)
-        ready = [step for step in self._steps if _are_ready(changed, step, 100)]
-        kept = [p for p in (reached, reached // 2) if p and _are_ready(changed, p, ENOUGH_PERCENT)]
+        ready = [step for step in self._steps if _are_ready(changed, step)]
+        kept = [p for p in (reached, reached // 2) if p and _are_ready(changed, p, MAX_LOAD)]
         return max((*ready, *kept), default=0)
 
     def _is_at_step(self, percent: int) -> bool:
-        """Whether this is the share of the present step, or what engines that are missing now
-        leave of it."""
+        """Whether this is the share of the present step, or at least half of it, if engines are
+        missing now."""
+        step = max(self._steps, default=0)
         is_reached = 0 < len(self._steps) <= self.state.reached
-        return percent == max(self._steps, default=0) or (percent > 0 and is_reached)
+        return percent == step or (is_reached and percent >= max(1, step // 2))
 
     def _reached(self, plan: Rollout) -> int:
         """How many steps the canary has reached, as the plan shows: all so far, or none."""
@@ -171,13 +179,13 @@ class Canary:
             engines = engines_of_share(max(self._steps, default=0), pool.replicas)
             shares[pool.role] = {pool.desired.name: engines, stable[pool.role]: pool.replicas}
         percent, canary = self._percent(changed), self._shares(pools, stable)
-        counts = _counts(changed, shares, stable)
+        counts = _ready_text(changed, shares, stable)
         keep_serving(pools, shares)
         evidence = StepEvidence.of(self.state.learnt)
         is_at_step = self._is_at_step(percent)
         reason = self._reason(evidence) if is_at_step else ROLLING_OUT
         text = f"{self._step(percent, evidence)}: {counts}."
-        plan = Rollout(shares, stable, reason, text, canary, is_judged=percent > 0 and is_at_step)
+        plan = Rollout(shares, stable, reason, text, canary, is_judged=percent > 0)
         if self.state.verdict == "aborted":
             text = f"The canary was aborted: {AGAIN}."
             return replace(plan, reason=CANARY_ABORTED, message=text, is_ended=True)
@@ -215,16 +223,16 @@ class Canary:
             return f"{step} until its engines for {steps[number - 1]} % are ready"
         if percent < max(self._steps, default=0):
             step += f" while engines for {steps[number - 1]} % are missing"
-        if self.judge.signals and self.state.verdict is None:
+        if self.spec.is_judged and self.state.verdict is None:
             step += f", {self.judge.text(evidence)}"
         return f"{step} (`sluice rollout promote`: {after}, `abort`: none)"
 
 
-def _are_ready(pools: Iterable[PoolState], share: int, percent: int) -> bool:
-    """Whether so many percent of the engines of a share are ready in every pool, at least one."""
+def _are_ready(pools: Iterable[PoolState], percent: int, load: float = 1.0) -> bool:
+    """Whether the engines of a share are ready in every pool, at least one; or so many that none
+    gets more than `load` times the requests."""
     return all(
-        pool.desired.ready > 0
-        and 100 * pool.desired.ready >= percent * engines_of_share(share, pool.replicas)
+        pool.desired.ready > 0 and load * pool.desired.ready >= _need(percent, pool.replicas)
         for pool in pools
     )
 
@@ -233,14 +241,19 @@ def engines_of_share(percent: int, replicas: int) -> int:
     """Engines that get a share of the requests beside `replicas` stable ones, which get the rest:
     so many that none gets more requests than a stable one. At most as many as the stable ones, as
     they can take all requests."""
-    return min(replicas, -(-percent * replicas // (100 - percent)))
+    return ceil(_need(percent, replicas))
+
+
+def _need(percent: int, replicas: int) -> float:
+    """`engines_of_share` before rounding."""
+    return min(replicas, percent * replicas / (100 - percent))
 
 
 def _are_missing(plan: Rollout, pods: Iterable[Manifest]) -> bool:
-    """Whether fewer engines of a new revision are ready than a plan has."""
+    """Whether fewer engines of a new revision are ready than its share takes."""
     ready = Counter(revision_of(pod) for pod in pods if is_ready(pod))
     return any(
-        ready[share.revision] < plan.shares[role].get(share.revision, 0)
+        ready[share.revision] < engines_of_share(share.percent, plan.shares[role][share.former])
         for role, share in plan.canary.items()
         if share.revision != share.former
     )
@@ -265,7 +278,7 @@ def _has_engines(revision: RolloutRevision) -> bool:
     return revision.is_tried and (revision.replicas > 0 or not revision.settled)
 
 
-def _counts(changed: list[PoolState], shares: Mapping[Role, Shares], stable: Revisions) -> str:
+def _ready_text(changed: list[PoolState], shares: Mapping[Role, Shares], stable: Revisions) -> str:
     """How many engines of both revisions are ready, for people."""
     texts = []
     for pool in changed:

@@ -33,7 +33,6 @@ LOSSES: Final = 2
 LOSS_SECONDS: Final = 600.0
 """Losses of readiness further apart are accidents."""
 
-
 UNKNOWN: Final = "Unknown"
 """Reason of an end that kubelet has not seen."""
 
@@ -60,11 +59,9 @@ def pods_seen(before: Mapping[str, PodSeen] | None, pods: Iterable[Manifest]) ->
     earlier ends do not count; those of pods that come later do."""
     seen = {}
     known = before or {}
-    by_name = sorted(
-        filter(_counts, pods), key=lambda p: (p["metadata"]["name"] not in known, _name(p))
-    )
+    by_name = sorted(filter(_is_counted, pods), key=lambda p: (_name(p) not in known, _name(p)))
     for pod in by_name[:MAX_PODS]:
-        name, condition = pod["metadata"]["name"], pod_condition(pod, "Ready")
+        name, condition = _name(pod), pod_condition(pod, "Ready")
         last = PodSeen(_ends(pod)) if before is None else before.get(name, PodSeen())
         since = str(condition.get("lastTransitionTime", ""))
         ready = since if is_ready(pod) else ""
@@ -78,7 +75,7 @@ def pods_seen(before: Mapping[str, PodSeen] | None, pods: Iterable[Manifest]) ->
 def often_ended(seen: Mapping[str, PodSeen], pods: Iterable[Manifest]) -> str:
     """Text about engines of a revision that have ended too often, all together, or about the first
     one that has lost readiness too often; empty: none has."""
-    counted = [pod for pod in pods if _counts(pod) and pod["metadata"]["name"] in seen]
+    counted = [pod for pod in pods if _is_counted(pod) and _name(pod) in seen]
     last = max((seen[_name(pod)].ended_at for pod in counted), default="")
     recent = [
         pod
@@ -91,20 +88,20 @@ def often_ended(seen: Mapping[str, PodSeen], pods: Iterable[Manifest]) -> str:
     if sum(ended.values()) - len(recent) + len(together) >= max(
         ENDS, -(-ENDS_PERCENT * engines // 100)
     ):
-        causes = [_cause(pod) for pod in counted if pod["metadata"]["name"] in ended]
+        causes = [_cause(pod) for pod in counted if _name(pod) in ended]
         why = next(filter(None, causes), "")
         if len(ended) == 1:
             ((name, ends),) = ended.items()
             return f"pod {name} has ended {ends} times{why}"
         return f"{len(ended)} engines have ended {sum(ended.values())} times{why}"
     for pod in counted:
-        name = pod["metadata"]["name"]
+        name = _name(pod)
         if (losses := seen[name].losses) >= LOSSES:
             return f"pod {name} has lost readiness {losses} times{_cause(pod)}"
     return ""
 
 
-def _counts(pod: Manifest) -> bool:
+def _is_counted(pod: Manifest) -> bool:
     """Whether a pod says something of its engine: not one that leaves, or ended for reasons of the
     node other than memory and disk."""
     return not is_draining(pod) and (not is_finished(pod) or _is_evicted(pod))

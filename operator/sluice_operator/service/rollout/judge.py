@@ -14,18 +14,24 @@ figures and the limits. Pure; knows neither requests nor clocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import exp, log, log1p, sqrt
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
-Verdict = Literal["same", "worse", "undecided"]
+Comparison = Literal["same", "worse", "undecided"]
 
 MARGIN_LEVEL: Final = 0.1
 """Probability, at most, with which a revision that is worse by no more than the margin is halted.
 One that is not worse at all: `Judge.level`."""
-MAX_TRIALS: Final = 1_000_000
-"""Upper end of every estimate of trials."""
+MAX_KEYS: Final = 1_000_000
+"""Upper end of every estimate of keys."""
+
+SHORT_LEVEL: Final = 1e-6
+"""Probability, at most, that a record shows a shortfall of an equal revision: 1 % of 10,000
+records, a week of minutes, in which one does."""
+LOW_RECORDS: Final = 3
+"""Records in a row that show a shortfall: the first answers of a new revision may take longer."""
 
 _WORSE_BETS: Final = (0.15, 0.3, 0.6, 1.2, 2.4, 4.8)
 """What a bad key of the canary adds to the wealth that bets on "worse"; in parts of the wealth."""
@@ -33,6 +39,8 @@ _SAME_BETS: Final = (0.97, 0.8, 0.5, 0.3, 0.15, 0.07)
 """What a bad key of the canary takes from the wealth that bets on "same"; in parts of it."""
 _MOST_AT_STAKE: Final = 0.9
 """Part of the wealth that a bad key of the former revision takes at most."""
+_FEW: Final = 0.2
+"""Part of its share that a canary answers, in the bet on a shortfall; it gains below about 0.5."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +72,7 @@ NOTHING: Final = Counts(0, 0, 0)
 
 @dataclass(frozen=True)
 class Evidence:
-    """What was seen of one signal since the step began; `asdict` and `of` for JSON."""
+    """What was seen of one signal since the step began."""
 
     new: Counts = NOTHING
     former: Counts = NOTHING
@@ -73,18 +81,9 @@ class Evidence:
     same: tuple[float, ...] = (0.0,) * len(_SAME_BETS)
     """Logarithm of the wealth of each bet on "same", as if there were no margin."""
 
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Evidence:
-        """Evidence from its JSON; raises TypeError, KeyError or AssertionError if it is none."""
-        evidence = cls(
-            Counts(**values["new"]),
-            Counts(**values["former"]),
-            tuple(map(float, values["worse"])),
-            tuple(map(float, values["same"])),
-        )
-        assert len(evidence.worse) == len(_WORSE_BETS), evidence
-        assert len(evidence.same) == len(_SAME_BETS), evidence
-        return evidence
+    def __post_init__(self) -> None:
+        assert len(self.worse) == len(_WORSE_BETS), self
+        assert len(self.same) == len(_SAME_BETS), self
 
     def after(self, new: Counts, former: Counts) -> Evidence:
         """Evidence with one more look, both counts over the same time. A time in which one of both
@@ -108,6 +107,49 @@ class Evidence:
 
 
 @dataclass(frozen=True)
+class Shortfall:
+    """What was seen of a canary that answers less than half of its keys, as one that refuses or
+    loses requests, which are no trials.
+
+    Each key is the canary's with the canary's share, drawn once. So while that answers as much as
+    the former revision, neither the keys of a minute nor those seen for the first time later bring
+    a bet on `_FEW` a gain on average, whatever requests a key has. A bet begins with each record,
+    and the largest counts: together they grow by 1 a record at most on average."""
+
+    wealth: float = 0.0
+    """Logarithm of the wealth of the largest bet, of all routers."""
+    new: int = 0
+    """Keys of the canary in this bet."""
+    former: int = 0
+    records: int = 0
+    """Records in a row with less than half of the canary's share, while that is chance in about 1 %
+    of the records. One delays a promotion."""
+
+    def after(
+        self, new: Counts, former: Counts, minutes: int, percent: int, routers: int
+    ) -> Shortfall:
+        """The shortfall with a record more, of so many minutes and routers that count apart."""
+        most = -log(SHORT_LEVEL) * routers
+        begun = _gain(new.trials, former.trials, percent) / max(1, minutes)
+        goes_on = self.wealth + _gain(new.keys, former.keys, percent)
+        wealth = min(most, max(0.0, begun, goes_on))
+        is_half = 200 * new.trials >= percent * (new.trials + former.trials)
+        records = 0 if is_half or 3 * wealth < most else self.records + 1
+        if wealth == 0:
+            return Shortfall()
+        if begun >= goes_on:
+            return Shortfall(wealth, new.trials, former.trials, records)
+        return Shortfall(wealth, self.new + new.keys, self.former + former.keys, records)
+
+    def text(self, percent: int, routers: int) -> str:
+        """Text about a shortfall at a share, for people; empty while it may be chance."""
+        if self.records < LOW_RECORDS or self.wealth < -log(SHORT_LEVEL) * routers:
+            return ""
+        keys = f"{self.new:,} of the last {self.new + self.former:,} keys"
+        return f"it answered {keys}, and its share is {percent} %"
+
+
+@dataclass(frozen=True)
 class Judge:
     """What is asked of the evidence of one signal in one step."""
 
@@ -118,7 +160,7 @@ class Judge:
     routers: int = 1
     """How many count apart, at least 1: a chat that several see is counted by each."""
 
-    def verdict(self, evidence: Evidence) -> Verdict:
+    def verdict(self, evidence: Evidence) -> Comparison:
         """`worse`: more keys are bad than on the former revision, and by more than the margin.
         `same`: not by more than the margin."""
         if self._is_shown(evidence.worse, self.level) and self._is_shown(
@@ -127,20 +169,20 @@ class Judge:
             return "worse"
         return "same" if self._is_shown(self._within_margin(evidence), self.level) else "undecided"
 
-    def is_near(self, evidence: Evidence) -> bool:
+    def is_near(self, evidence: Evidence, *, only_worse: bool) -> bool:
         """Whether evidence had half of what a verdict takes: the logarithm of a wealth is at least
         half of that of 1 / level."""
-        wealths = evidence.worse, self._within_margin(evidence)
+        wealths = [evidence.worse, *([] if only_worse else [self._within_margin(evidence)])]
         return any(self._is_shown(each, sqrt(self.level)) for each in wealths)
 
-    def trials_left(self, evidence: Evidence) -> int:
+    def keys_left(self, evidence: Evidence) -> int:
         """About how many more keys of the canary "same" takes, if both have the rate that they
-        had together; 0 to `MAX_TRIALS`. More if the canary is worse."""
+        had together; 0 to `MAX_KEYS`. More if the canary is worse."""
         new, former = evidence.new, evidence.former
         base = (new.bad + former.bad) / max(1, new.keys + former.keys)
         share = new.trials / max(1, new.trials + former.trials)
         needed, wealths = -log(self.level) * self.routers, self._within_margin(evidence)
-        return _trials_until(needed, wealths, base, share or 0.1, self.margin)
+        return _keys_until(needed, wealths, base, share or 0.1, self.margin)
 
     def _within_margin(self, evidence: Evidence) -> list[float]:
         keys = evidence.new.keys
@@ -162,16 +204,16 @@ class Judge:
         return _log_mean(wealth / self.routers for wealth in wealths) >= -log(level)
 
 
-def trials_needed(base_rate: float, margin: float, level: float, share: float = 0.1) -> int:
+def keys_needed(base_rate: float, margin: float, level: float, share: float = 0.1) -> int:
     """About how many keys of the canary "same" takes if both revisions have `base_rate`, 0 to 1,
-    and the canary has `share` of the keys; up to `MAX_TRIALS`."""
-    return _trials_until(-log(level), [0.0] * len(_SAME_BETS), base_rate, share, margin)
+    and the canary has `share` of the keys; up to `MAX_KEYS`."""
+    return _keys_until(-log(level), [0.0] * len(_SAME_BETS), base_rate, share, margin)
 
 
-def _trials_until(
+def _keys_until(
     needed: float, wealths: list[float], base: float, share: float, margin: float
 ) -> int:
-    """Trials until the mean wealth of the bets on "same" is expected to be `needed`."""
+    """Keys of the canary until the mean wealth of the bets on "same" is expected to be `needed`."""
     odds = min(share, 0.99) / (1 - min(share, 0.99))
     gains = [
         base * log1p(-bet) + base / odds * log1p(bet * odds) + bet * margin for bet in _SAME_BETS
@@ -181,7 +223,7 @@ def _trials_until(
         for wealth, gain in zip(wealths, gains, strict=True)
         if gain > 0
     ]
-    return max(0, min(MAX_TRIALS, round(min(left, default=MAX_TRIALS))))
+    return max(0, min(MAX_KEYS, round(min(left, default=MAX_KEYS))))
 
 
 def _log_wealth(bet: float, odds: float, new: Counts, former: Counts) -> float:
@@ -189,6 +231,12 @@ def _log_wealth(bet: float, odds: float, new: Counts, former: Counts) -> float:
     by exp(bet * (bad of the canary - odds * bad of the former one)) at most on average, which is
     none if their rates are equal."""
     return new.bad * log1p(bet) + former.bad * log1p(-bet * odds)
+
+
+def _gain(new: int, former: int, percent: int) -> float:
+    """What so many keys add to the logarithm of the wealth of the bet on `_FEW`."""
+    share = percent / 100
+    return new * log(_FEW) + former * log((1 - _FEW * share) / (1 - share))
 
 
 def _log_mean(logs: Iterable[float]) -> float:

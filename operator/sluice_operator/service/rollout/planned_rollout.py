@@ -33,8 +33,8 @@ from sluice_operator.service.rollout.in_place import plan_in_place
 from sluice_operator.service.rollout.lent_gpus import announced_first, says_interrupted
 from sluice_operator.service.rollout.mode_switch import Former, are_awaited, plan_former
 from sluice_operator.service.rollout.revisions import pool_state, replaces_pods
+from sluice_operator.service.rollout.step import promises_first_token
 from sluice_operator.service.rollout.surge import Rollout, plan_rollout
-from sluice_operator.service.rollout.trial import promises_first_token
 
 
 @dataclass(frozen=True)

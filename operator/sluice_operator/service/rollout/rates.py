@@ -44,36 +44,42 @@ class _Measured(NamedTuple):
     """Amounts of the engine's mean step."""
 
 
+class Speed(NamedTuple):
+    """What looks show of the speed of new revisions."""
+
+    slower: str
+    """Text about a kind of step that takes longer; empty: none does, or too few looks compare."""
+    is_compared: bool
+    """Whether a kind of step of every pool that changes was compared."""
+
+
+NOT_COMPARED: Final = Speed("", is_compared=False)
+
 DECODE: Final = _Kind("a step without prompts", lambda costs: costs.decode)
 PREFILL: Final = _Kind("a step with prompts", lambda costs: costs.prefill)
 
 
-def slower(looks: Sequence[Look], shares: Mapping[Role, CanaryShare]) -> str:
-    """Text about a kind of step that takes the new revision of a pool more than `SLOWER` times as
-    long as the former; empty: there is none, or too few looks compare the two.
+def compared_speed(looks: Sequence[Look], shares: Mapping[Role, CanaryShare]) -> Speed:
+    """Whether a kind of step takes the new revision of a pool more than `SLOWER` times as long as
+    the former one.
 
     The steps are the mean step of each revision. Every look shows a difference at one of the two,
     and the median of the looks at both: an extrapolation that fails seldom does so both ways."""
+    compared = []
     for role, share in shares.items():
         if share.revision == share.former:
             continue
+        compared.append(False)
         for kind in (DECODE, PREFILL):
             ratios = [*_ratios(looks, role, share, kind)]
-            if len(ratios) < COMPARISONS or any(max(ratio) <= SLOWER for ratio in ratios):
+            if len(ratios) < COMPARISONS:
                 continue
-            if (least := min(map(median, zip(*ratios, strict=True)))) > SLOWER:
-                return f"pool {role}: {kind.name} takes {least:.2f} times as long or longer"
-    return ""
-
-
-def is_speed_compared(looks: Sequence[Look], shares: Mapping[Role, CanaryShare]) -> bool:
-    """Whether `slower` compares a kind of step of every pool that changes, so that without a text
-    none is slower."""
-    return all(
-        any(len([*_ratios(looks, role, share, kind)]) >= COMPARISONS for kind in (DECODE, PREFILL))
-        for role, share in shares.items()
-        if share.revision != share.former
-    )
+            compared[-1] = True
+            least = min(map(median, zip(*ratios, strict=True)))
+            if least > SLOWER and all(max(ratio) > SLOWER for ratio in ratios):
+                text = f"pool {role}: {kind.name} takes {least:.2f} times as long or longer"
+                return Speed(text, is_compared=True)
+    return Speed("", all(compared))
 
 
 def has_no_more_requests(looks: Sequence[Look], shares: Mapping[Role, CanaryShare]) -> bool:

@@ -82,6 +82,7 @@ def test_the_share_is_that_of_the_largest_step_whose_engines_are_ready(
     assert rollout.shares == {MIXED: {"b": 20, "a": 20}}
     assert rollout.canary == {MIXED: CanaryShare("b", "a", percent)}
     assert rollout.reason == ("CanaryStep" if percent == 50 else "RollingOut")
+    assert rollout.is_judged is (percent > 0)
     text = f"Step 3 of 4, {percent} % of requests go to the new revision"
     until = " until its engines for 50 % are ready: "
     assert rollout.message.startswith(
@@ -94,10 +95,10 @@ def test_the_share_is_that_of_the_largest_step_whose_engines_are_ready(
     [
         (3, 1, 25, "CanaryStep"),
         (5, 1, 12, "CanaryStep"),
-        (40, 12, 25, "CanaryStep"),
-        (40, 11, 12, "CanaryStep"),
-        (40, 5, 12, "CanaryStep"),
-        (40, 4, 0, "RollingOut"),
+        (40, 9, 25, "CanaryStep"),
+        (40, 8, 12, "CanaryStep"),
+        (40, 4, 12, "CanaryStep"),
+        (40, 3, 0, "RollingOut"),
         (40, 0, 0, "RollingOut"),
         (0, 0, 0, "RollingOut"),
     ],
@@ -115,6 +116,48 @@ def test_a_share_that_was_reached_stays_or_halves_with_the_engines_that_are_read
     rollout = plan(after, replicas, ready(engines))
     assert rollout.canary == {MIXED: CanaryShare("b", "a", percent)}
     assert rollout.reason == "RollingOut", "a larger share waits for its engines"
+
+
+@pytest.mark.parametrize(("replicas", "percent"), [(9, 10), (10, 10), (13, 10), (14, 5)])
+def test_a_pool_that_grows_by_up_to_a_half_keeps_the_share_of_its_canary(
+    replicas: int, percent: int
+) -> None:
+    """One engine is enough beside 9, and the second one is not ready yet."""
+    step = Canary(CanarySpec(steps=[10]), CanaryState(reached=1))
+    assert plan(step, replicas, ready(1)).canary == {MIXED: CanaryShare("b", "a", percent)}
+
+
+BELOW = Canary(CanarySpec(steps=[25, 50], minutes=2), CanaryState(step=1, reached=1))
+MANY = 20_000
+
+
+@pytest.mark.parametrize(("bad", "verdict"), [(MANY, "worse"), (0, None)])
+def test_a_share_below_that_of_the_step_can_only_be_found_worse(
+    bad: int, verdict: str | None
+) -> None:
+    """Engines for the second step are on their way, or wait for the budget."""
+    present, looks = BELOW, [look(0, counts((0, 0), (0, 0)))]
+    pods = [pod(f"b-{number}", ready="2026-01-01") for number in range(3)]
+    for minute in range(1, 9):
+        looks.append(look(minute, counts((MANY * minute, bad * minute), (3 * MANY * minute, 0))))
+        rollout = plan(present, 8, ready(3))
+        assert (rollout.reason, rollout.is_judged) == ("RollingOut", True)
+        after = present.judged(rollout, pods, (*looks,)).learnt
+        present = replace(present, state=after or present.state)
+        if present.state.verdict:
+            break
+    assert (present.state.step, present.state.verdict) == (1, verdict)
+    assert "seconds" not in present.state.learnt, "no time of the step has passed"
+    rollout = plan(present, 8, ready(3))
+    assert rollout.reason == ("CanaryWorse" if verdict else "RollingOut")
+
+
+@pytest.mark.parametrize(("engines", "reason"), [(7, "CanaryStep"), (1, "RollingOut")])
+def test_less_than_half_of_a_reached_share_is_not_at_the_step(engines: int, reason: str) -> None:
+    """Steps of 1 and 50 %: with one of ten engines the share is 1 %."""
+    present = Canary(CanarySpec(steps=[1, 50]), CanaryState(step=1, reached=2))
+    rollout = plan(present, 10, ready(engines))
+    assert (rollout.reason, rollout.is_judged) == (reason, True)
 
 
 def test_a_step_without_engines_is_not_reached() -> None:

@@ -12,16 +12,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
+from sluice_operator.api.scaling import JudgeSpec
 from sluice_operator.service.rollout.judge import (
     MARGIN_LEVEL,
     NOTHING,
+    SHORT_LEVEL,
     Counts,
     Evidence,
     Judge,
-    trials_needed,
+    Shortfall,
+    keys_needed,
 )
 
 JUDGE = Judge(margin=0.005, level=0.01)
+DEFAULT = Judge(JudgeSpec().margin_points / 1000, level=0.005)
+"""Judges a signal of the default canary, which has one step and two signals."""
 Probabilities = NDArray[np.float64]
 
 
@@ -134,18 +140,22 @@ def test_a_revision_that_is_worse_by_the_margin_is_promoted_with_the_level_at_mo
     assert 0.001 < promoted <= 0.05
 
 
+@pytest.mark.parametrize(
+    ("judge", "more"), [(Judge(0.005, 0.005), 0.02), (DEFAULT, 0.05)], ids=["margin 5", "default"]
+)
 @pytest.mark.parametrize("base", [0.001, 0.01])
-def test_two_points_more_are_found_within_two_thousand_trials(base: float) -> None:
-    assert probability("worse", (base + 0.02, base), 5, (400, 1_200)) >= 0.9
+def test_a_worse_revision_is_found_within_two_thousand_trials(
+    judge: Judge, more: float, base: float
+) -> None:
+    assert probability("worse", (base + more, base), 5, (400, 1_200), judge) >= 0.9
 
 
-def test_the_same_rates_are_found_the_same_after_about_the_trials_needed() -> None:
-    needed = trials_needed(0.01, 0.02, 0.01, share=0.25)
+def test_equal_revisions_are_not_found_worse_and_are_the_same_at_the_forecast_by_default() -> None:
+    needed = keys_needed(0.01, DEFAULT.margin, DEFAULT.level, share=0.25)
+    looks = 5, (needed // 4, 3 * needed // 4)
 
-    assert (
-        probability("same", (0.01, 0.01), 4, (needed // 2, 3 * needed // 2), Judge(0.02, 0.01))
-        > 0.5
-    )
+    assert probability("worse", (0.01, 0.01), *looks, DEFAULT) <= 0.01
+    assert probability("same", (0.01, 0.01), *looks, DEFAULT) > 0.5
 
 
 def test_nothing_is_decided_before_anything_was_seen() -> None:
@@ -192,15 +202,51 @@ def test_each_router_that_counts_apart_takes_as_many_trials_again() -> None:
 def test_evidence_goes_through_json() -> None:
     seen = evidence(keys(1_000, 7), keys(3_000, 11)).after(keys(13, 1), keys(31, 2))
 
-    assert Evidence.of(json.loads(json.dumps(asdict(seen)))) == seen
+    assert TypeAdapter(Evidence).validate_python(json.loads(json.dumps(asdict(seen)))) == seen
 
 
-def test_trials_left_end_with_the_verdict() -> None:
-    left = JUDGE.trials_left(evidence(keys(1_000, 0), keys(3_000, 0)))
+def test_keys_left_end_with_the_verdict() -> None:
+    left = JUDGE.keys_left(evidence(keys(1_000, 0), keys(3_000, 0)))
 
     assert 200 < left < 500
     assert JUDGE.verdict(evidence(keys(1_000 + left, 0), keys(3_000 + 3 * left, 0))) == "same"
 
 
 def test_what_cannot_be_shown_takes_the_most_trials() -> None:
-    assert trials_needed(0.01, 0, 0.01) == 1_000_000
+    assert keys_needed(0.01, 0, 0.01) == 1_000_000
+
+
+def answered(share: int, routers: int, chats: int, records: int = 10_000) -> NDArray[np.int64]:
+    """Keys that routers count in records of two minutes: [trials or keys][new or former][record].
+    So many chats begin each minute. They have 1 to 50 requests half a minute apart, to any
+    router."""
+    random, minutes = np.random.default_rng(54), 2 * records
+    sizes = np.exp(random.uniform(0, np.log(51), chats * minutes)).astype(int)
+    chat = np.repeat(np.arange(len(sizes)), sizes)
+    number = np.arange(len(chat)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    minute = (random.uniform(0, minutes, len(sizes))[chat] + number / 2).astype(int)
+    key = chat * routers + random.integers(0, routers, len(chat))
+    is_former = random.random(len(sizes)) * 100 >= share
+    key, minute = np.divmod(np.unique(key * 2 * minutes + minute), 2 * minutes)
+    is_new_key = np.diff(key, prepend=-1) > 0
+    side, counts = is_former[key // routers].astype(int), np.zeros((2, 2, 2 * minutes), int)
+    np.add.at(counts[0], (side, minute), 1)
+    np.add.at(counts[1], (side[is_new_key], minute[is_new_key]), 1)
+    records_of = counts[:, :, :minutes].reshape(2, 2, records, 2)
+    return np.asarray(records_of.sum(axis=3))
+
+
+@pytest.mark.parametrize(
+    ("share", "routers", "chats"), [(10, 1, 2), (10, 2, 2), (25, 1, 2), (50, 1, 1)]
+)
+def test_no_shortfall_is_shown_of_an_equal_revision_in_ten_thousand_records(
+    share: int, routers: int, chats: int
+) -> None:
+    shortfall, most, delays = Shortfall(), 0.0, 0
+    for trials, others, new, former in answered(share, routers, chats).reshape(4, -1).T.tolist():
+        counted = Counts(trials, 0, new), Counts(others, 0, former)
+        shortfall = shortfall.after(*counted, 2, share, routers)
+        most, delays = max(most, shortfall.wealth / routers), delays + bool(shortfall.records)
+
+    assert 5 < most < -log(SHORT_LEVEL)
+    assert 10 < delays <= 100, "a promotion waits in 1 % of the minutes"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from sluice_autoscaler.sample import EngineSample
 from sluice_contract.cluster.labels import CanaryShare, Role
 from sluice_contract.wire.load import StepCosts, StepShapes
 from sluice_operator.scaled import LOOKS, Look
-from sluice_operator.service.rollout.rates import has_no_more_requests, is_speed_compared, slower
+from sluice_operator.service.rollout.rates import compared_speed, has_no_more_requests
 from sluice_runtime.scheduler.batch import StepShape, context_products
 from sluice_runtime.scheduler.cost_model import CostModel
 
@@ -50,6 +50,14 @@ def engines(revision: str, work: Work, seed: int, role: Role = Role.MIXED) -> li
             model.observe(shape, seconds * draw.lognormvariate(0, 0.05))
         samples.append(replace(engine(revision, costs=model.costs()), role=role))
     return samples
+
+
+def slower(looks: Sequence[Look], shares: Mapping[Role, CanaryShare]) -> str:
+    return compared_speed(looks, shares).slower
+
+
+def is_speed_compared(looks: Sequence[Look], shares: Mapping[Role, CanaryShare]) -> bool:
+    return compared_speed(looks, shares).is_compared
 
 
 def looks(new: Sequence[EngineSample], former: Sequence[EngineSample]) -> list[Look]:

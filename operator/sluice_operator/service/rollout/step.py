@@ -7,13 +7,22 @@ recorded, and a verdict is recorded together with its counts.
 
 from __future__ import annotations
 
-import json
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
-from typing import Any, Final, Literal, NamedTuple
+from dataclasses import dataclass, field, replace
+from datetime import UTC
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple
 
+from pydantic import (
+    AwareDatetime,
+    ConfigDict,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PlainSerializer,
+    TypeAdapter,
+    ValidationError,
+)
+from pydantic.alias_generators import to_camel
 from sluice_contract.cluster.labels import CanaryShare, Role
 from sluice_contract.wire.load import CanaryCounts
 
@@ -23,8 +32,15 @@ from sluice_operator.kube.kinds import Manifest
 from sluice_operator.scaled import Look
 from sluice_operator.service.revisions.canary_state import CanaryState
 from sluice_operator.service.rollout.engine_ends import PodSeen, often_ended, pods_seen
-from sluice_operator.service.rollout.judge import Counts, Evidence, Judge, Verdict, trials_needed
-from sluice_operator.service.rollout.rates import has_no_more_requests, is_speed_compared, slower
+from sluice_operator.service.rollout.judge import (
+    Comparison,
+    Counts,
+    Evidence,
+    Judge,
+    Shortfall,
+    keys_needed,
+)
+from sluice_operator.service.rollout.rates import NOT_COMPARED, compared_speed, has_no_more_requests
 
 Signal = Literal["errors", "slo"]
 SIGNALS: Final[Mapping[Signal, str]] = {"errors": "errors", "slo": "late answers"}
@@ -47,11 +63,6 @@ count as the step had at most, so fewer replicas drop nothing."""
 WARM_MINUTES: Final = 5.0
 """Time after which caches of prefixes of new engines count as warm: reports do not show how full
 they are."""
-SILENT_SECONDS: Final = 180.0
-"""Time of counts after which a revision without any answer is worse: its first answers take
-longer."""
-SILENT_LEVEL: Final = LEVEL / 100
-"""Probability that none of the keys is the canary's by chance."""
 STALLED: Final = 10
 """A step without a verdict is stalled after so many times its `minutes`."""
 
@@ -77,29 +88,30 @@ class RouterAnswers(NamedTuple):
 
 @dataclass(frozen=True)
 class StepEvidence:
-    """What was learnt in a step."""
+    """What was learnt in a step. The state has it as JSON, without what is as at the beginning."""
 
-    looked: str = ""
-    """UTC time of the last record; empty before the first look."""
-    seconds: float = 0.0
-    """Time of the step between looks at most `GAP_SECONDS` apart."""
-    counted_seconds: float = 0.0
-    """Part of `seconds` in which routers have counted without a break: since the last gap, or since
-    all of them began anew."""
+    __pydantic_config__: ClassVar = ConfigDict(alias_generator=to_camel, allow_inf_nan=False)
+
+    looked: AwareDatetime | None = None
+    """Time of the last record; None before the first look."""
+    seconds: NonNegativeFloat = 0.0
+    """Time at the step's share between looks at most `GAP_SECONDS` apart."""
     answers: RouterAnswers | None = None
     """Routers that took part in the last record; None before the first look."""
-    routers: frozenset[str] = frozenset()
+    routers: Annotated[frozenset[str], PlainSerializer(sorted)] = frozenset()
     """Epochs of the routers whose counts are in `evidence`."""
-    most_asked: int = 0
+    most_asked: NonNegativeInt = 0
     """Largest number of routers asked in a look."""
-    percent: int = 0
+    percent: NonNegativeInt = 0
     """Share of the keys, in percent, that `evidence` is of; 0 before the first look."""
-    begun_anew: int = 0
+    begun_anew: NonNegativeInt = 0
     """How often evidence was dropped that was a test: as too many routers had counted in it, or, if
     a verdict was near, as the share has changed."""
     seen: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Counts of each router as they were recorded last, by epoch, in the order of `_flat`."""
     evidence: Mapping[Signal, Evidence] = field(default_factory=dict)
+    shortfall: Shortfall = field(default_factory=Shortfall)
+    """Evidence that the canary answers too few of the keys."""
     pods: Mapping[str, PodSeen] | None = None
     """Engines of the new revision, by pod; None: no engine was looked at yet."""
     heavy_share: float = 0.0
@@ -115,52 +127,16 @@ class StepEvidence:
     def of(cls, learnt: Mapping[str, Any]) -> StepEvidence:
         """What is noted in a state; nothing where it is broken."""
         try:
-            pods = learnt.get("pods")
-            answers = learnt.get("answers")
-            if looked := str(learnt.get("looked", "")):
-                _ = datetime.fromisoformat(looked)
-            return cls(
-                looked,
-                float(learnt.get("seconds", 0.0)),
-                float(learnt.get("countedSeconds", 0.0)),
-                None if answers is None else RouterAnswers(*map(int, answers)),
-                frozenset(map(str, learnt.get("routers", ()))),
-                int(learnt.get("mostAsked", 0)),
-                int(learnt.get("percent", 0)),
-                int(learnt.get("begunAnew", 0)),
-                {str(epoch): [*map(int, seen)] for epoch, seen in learnt.get("seen", {}).items()},
-                {name: Evidence.of(each) for name, each in learnt.get("evidence", {}).items()},
-                None if pods is None else {name: PodSeen(*seen) for name, seen in pods.items()},
-                float(learnt.get("heavyShare", 0.0)),
-                float(learnt.get("keyShare", 1.0)),
-                bool(learnt.get("speedCompared", False)),
-                bool(learnt.get("recurs", False)),
-            )
-        except (TypeError, ValueError, KeyError, AttributeError, AssertionError):
+            return _EVIDENCE.validate_python(learnt)
+        except ValidationError:
             return cls()
 
     def to_json_dict(self) -> Manifest:
         """The evidence as the state has it: equal to what JSON reads back."""
-        pods = None if self.pods is None else {name: [*pod] for name, pod in self.pods.items()}
-        written: Manifest = {
-            "looked": self.looked,
-            "seconds": self.seconds,
-            "countedSeconds": self.counted_seconds,
-            "answers": self.answers,
-            "routers": sorted(self.routers),
-            "mostAsked": self.most_asked,
-            "percent": self.percent,
-            "begunAnew": self.begun_anew,
-            "seen": {epoch: [*seen] for epoch, seen in self.seen.items()},
-            "evidence": {name: asdict(each) for name, each in self.evidence.items()},
-            "heavyShare": self.heavy_share,
-            "keyShare": self.key_share if self.key_share < 1 else None,
-            "speedCompared": self.speed_compared,
-            "recurs": self.recurs,
-        }
-        kept = {key: value for key, value in written.items() if value}
-        noted: Manifest = json.loads(json.dumps(kept if pods is None else kept | {"pods": pods}))
-        return noted
+        written: Manifest = _EVIDENCE.dump_python(
+            self, mode="json", by_alias=True, exclude_defaults=True
+        )
+        return written
 
     @property
     def minutes(self) -> float:
@@ -182,7 +158,7 @@ class StepEvidence:
         are_all = 0 < look.asked <= len(seen) or len(self.seen) > MAX_EPOCHS * max(1, most_asked)
         after = replace(
             self,
-            looked=look.time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            looked=look.time.astimezone(UTC).replace(microsecond=0),
             answers=answers,
             most_asked=most_asked,
             seen=seen if are_all else {**self.seen, **seen},
@@ -191,30 +167,46 @@ class StepEvidence:
             recurs=self.recurs or any(c.recurs for c in counts.values()),
         )
         passed = self.seconds_until(look)
-        if passed is None or passed > GAP_SECONDS:
-            return replace(after, counted_seconds=0.0)
-        goes_on = not seen or not self.seen.keys().isdisjoint(seen)
-        counted_seconds = self.counted_seconds + passed if goes_on else 0.0
-        after = replace(after, seconds=self.seconds + passed, counted_seconds=counted_seconds)
+        if passed is None or not 0 <= passed <= GAP_SECONDS:
+            return replace(after, shortfall=Shortfall())
+        after = replace(after, seconds=self.seconds + passed)
         added = {epoch: _added(now, self.seen.get(epoch)) for epoch, now in seen.items()}
         if not added:
             return after
         routers = self.routers | {epoch for epoch, numbers in added.items() if any(numbers)}
         if len(routers) > MAX_EPOCHS * most_asked:
-            begun_anew = self.begun_anew + 1
-            return replace(after, routers=frozenset(), evidence={}, begun_anew=begun_anew)
+            after = replace(after, begun_anew=self.begun_anew + 1)
+            return after.without_evidence()
         total = [*map(sum, zip(*added.values(), strict=True))]
         evidence = {
-            signal: self.evidence.get(signal, Evidence()).after(*_counts(signal, total))
+            signal: self.evidence.get(signal, Evidence()).after(*_sides(signal, total))
             for signal in signals
         }
-        return replace(after, routers=routers, evidence={**self.evidence, **evidence})
+        after = replace(after, routers=routers, evidence={**self.evidence, **evidence})
+        minutes = max(numbers[-1] for numbers in added.values())
+        sides = _sides("errors", total)
+        shortfall = self.shortfall.after(*sides, minutes, self.percent, after.judges)
+        return replace(after, shortfall=shortfall)
+
+    def without_evidence(self) -> StepEvidence:
+        """The step with nothing that counts for a verdict but its time."""
+        return replace(self, routers=frozenset(), evidence={}, shortfall=Shortfall())
+
+    @property
+    def judges(self) -> int:
+        """How many routers count apart, at least 1. Keys that do not recur are each counted by one,
+        so several count as one."""
+        return max(1, len(self.routers)) if self.recurs else 1
 
     def seconds_until(self, look: Look) -> float | None:
-        """Seconds from the last record to a look; None: nothing is recorded."""
-        if not self.looked:
+        """Seconds from the last record to a look, negative if clocks differ; None: nothing is
+        recorded."""
+        if self.looked is None:
             return None
-        return max(0.0, (look.time - datetime.fromisoformat(self.looked)).total_seconds())
+        return (look.time - self.looked).total_seconds()
+
+
+_EVIDENCE: Final = TypeAdapter(StepEvidence)
 
 
 @dataclass(frozen=True)
@@ -232,19 +224,17 @@ class CanaryJudge:
 
     def signal_judge(self, step: StepEvidence | None = None) -> Judge:
         """The judge of one signal in one step. Each time that evidence was dropped halves the
-        level: another test is another chance of a wrong verdict. Keys that do not recur are each
-        counted by one router, so several count as one."""
+        level: another test is another chance of a wrong verdict."""
         step = step or StepEvidence()
         parts = max(1, len(self.signals)) * len(self.spec.steps)
         level = LEVEL / parts / 2 ** min(step.begun_anew, MAX_HALVINGS)
-        routers = max(1, len(step.routers)) if step.recurs else 1
-        return Judge(self.spec.judge.margin_points / 1000, level, routers)
+        return Judge(self.spec.judge.margin_points / 1000, level, step.judges)
 
     def keys_needed(self, percent: int, routers: int) -> int:
         """About how many keys of the canary the verdict "same" takes where `BASE_RATE` of them are
         bad on both sides. Each of so many routers sees all of them."""
         judge = self.signal_judge()
-        return routers * trials_needed(BASE_RATE, judge.margin, judge.level, percent / 100)
+        return routers * keys_needed(BASE_RATE, judge.margin, judge.level, percent / 100)
 
     def after(
         self,
@@ -253,11 +243,14 @@ class CanaryJudge:
         pods: Sequence[Manifest],
         looks: Sequence[Look],
         *,
+        is_at_step: bool = True,
         are_missing: bool = False,
     ) -> CanaryState:
         """The state with what is seen now: another step or a verdict, if it follows. A verdict
         stays. `pods`: engines of the new revisions; `looks`: the last answers of the routers, none
-        until the step's engines are ready; `are_missing`: some of them are not ready now."""
+        while the revisions have no requests. `is_at_step`: the share is the step's; at another one
+        no time counts, and only "worse" can follow. `are_missing`: fewer engines are ready than the
+        share takes."""
         if state.verdict is not None:
             return state
         step = StepEvidence.of(state.learnt)
@@ -268,32 +261,51 @@ class CanaryJudge:
         if not looks:
             return replace(state, learnt=step.to_json_dict())
         passed = step.seconds_until(looks[-1])
-        step = self._at_percent(step, percent_of(shares))
-        is_slo = not are_missing and self._compares_latencies(step, shares, looks)
-        signals = tuple(signal for signal in self.signals if signal != "slo" or is_slo)
-        now = step.with_look(looks[-1], shares, signals)
-        verdicts = self.verdicts(now)
-        for signal in self.signals:
-            if verdicts.get(signal) == "worse":
-                return self._worse(state, now, rates_text(signal, now.evidence[signal]))
-        if self.spec.judge.slo:
-            if why := slower(looks, shares):
-                return self._worse(state, now, why)
-            is_compared = now.speed_compared or is_speed_compared(looks, shares)
-            now = replace(now, speed_compared=is_compared)
-        is_silent = self.spec.judge.errors and now.counted_seconds >= SILENT_SECONDS
-        if is_silent and (why := silent(looks[-1], shares)):
+        is_due = passed is None or not 0 <= passed < RECORD_SECONDS
+        before = self._at_percent(step, percent_of(shares))
+        is_slo = not are_missing and self._compares_latencies(before, shares, looks)
+        signals = (signal for signal in self.signals if signal != "slo" or is_slo)
+        now = before.with_look(looks[-1], shares, signals)
+        if not is_at_step or now.percent != step.percent:
+            now = replace(now, seconds=step.seconds)
+        if are_missing:
+            records = min(1, now.shortfall.records)
+            now = replace(now, shortfall=replace(now.shortfall, records=records))
+        speed = compared_speed(looks, shares) if self.spec.judge.slo else NOT_COMPARED
+        now = replace(now, speed_compared=now.speed_compared or speed.is_compared)
+        if why := self._worse_rates(now) or speed.slower:
             return self._worse(state, now, why)
-        is_same = verdicts and all(verdict == "same" for verdict in verdicts.values())
-        if is_same and now.minutes >= self.spec.minutes:
-            others = [SIGNALS[signal] for signal in self.signals if signal not in verdicts]
-            why = "; ".join([self.text(now), *(f"{name} were not compared" for name in others)])
-            state = replace(state, learnt=now.to_json_dict())
-            return replace(state.next_step(len(self.spec.steps)), why=why)
-        is_due = passed is None or passed >= RECORD_SECONDS
-        return replace(state, learnt=(now if is_due else step).to_json_dict())
+        if not is_due:
+            return replace(state, learnt=step.to_json_dict())
+        if self.spec.judge.errors and (why := now.shortfall.text(now.percent, now.judges)):
+            return self._worse(state, now, why)
+        if now.seconds > step.seconds and self._is_same(now):
+            return self._next(state, now)
+        return replace(state, learnt=now.to_json_dict())
 
-    def verdicts(self, step: StepEvidence) -> dict[Signal, Verdict]:
+    def _worse_rates(self, step: StepEvidence) -> str:
+        """The rates of a signal that is worse; empty: none is."""
+        worse = (signal for signal, verdict in self.verdicts(step).items() if verdict == "worse")
+        return next((rates_text(signal, step.evidence[signal]) for signal in worse), "")
+
+    def _is_same(self, step: StepEvidence) -> bool:
+        """Whether a step is over: each signal that could be compared is the same, at least one;
+        where the speed alone is judged, it is."""
+        if step.minutes < self.spec.minutes or (self.spec.judge.errors and step.shortfall.records):
+            return False
+        verdicts = self.verdicts(step).values()
+        if not self.signals:
+            return step.speed_compared
+        return bool(verdicts) and all(verdict == "same" for verdict in verdicts)
+
+    def _next(self, state: CanaryState, step: StepEvidence) -> CanaryState:
+        """The state after a step that is over."""
+        skipped = [SIGNALS[signal] for signal in self.signals if signal not in self.verdicts(step)]
+        why = "; ".join([self.text(step), *(f"{name} were not compared" for name in skipped)])
+        state = replace(state, learnt=step.to_json_dict())
+        return replace(state.next_step(len(self.spec.steps)), why=why)
+
+    def verdicts(self, step: StepEvidence) -> dict[Signal, Comparison]:
         """The verdict of each signal that has evidence."""
         judge = self.signal_judge(step)
         return {
@@ -305,14 +317,14 @@ class CanaryJudge:
     def _at_percent(self, step: StepEvidence, percent: int) -> StepEvidence:
         """The step at a share. Another share than before begins the evidence anew, as routers count
         anew. That halves the level only if a verdict was near, so scaling alone does not use it
-        up."""
+        up; before any time of the step only "worse" could follow."""
         if percent == step.percent:
             return step
         judge = self.signal_judge(step)
-        begun_anew = step.begun_anew + any(map(judge.is_near, step.evidence.values()))
-        return replace(
-            step, percent=percent, routers=frozenset(), evidence={}, begun_anew=begun_anew
+        begun_anew = step.begun_anew + any(
+            judge.is_near(each, only_worse=not step.seconds) for each in step.evidence.values()
         )
+        return replace(step, percent=percent, begun_anew=begun_anew).without_evidence()
 
     def _compares_latencies(
         self, step: StepEvidence, shares: Mapping[Role, CanaryShare], looks: Sequence[Look]
@@ -328,7 +340,7 @@ class CanaryJudge:
 
     def is_stalled(self, step: StepEvidence) -> bool:
         """Whether the step should have had its verdict long ago."""
-        return bool(self.signals) and step.minutes >= STALLED * self.spec.minutes
+        return step.minutes >= STALLED * self.spec.minutes
 
     def rows(self, step: StepEvidence) -> Iterator[tuple[Signal, int, int, str]]:
         """Each signal: keys that the canary has, about how many it takes, which are more until it
@@ -338,7 +350,7 @@ class CanaryJudge:
             evidence = step.evidence.get(signal, Evidence())
             keys = evidence.new.keys
             is_same = verdicts.get(signal) == "same"
-            needed = keys if is_same else keys + max(1, judge.trials_left(evidence))
+            needed = keys if is_same else keys + max(1, judge.keys_left(evidence))
             yield signal, keys, needed, rates_text(signal, evidence)
 
     def text(self, step: StepEvidence) -> str:
@@ -356,6 +368,7 @@ class CanaryJudge:
             step.answers.text,
             heavy and f"one key has {heavy:.0%} of the canary's requests",
             keys < 1 and f"routers count {keys:.0%} of the keys",
+            step.shortfall.records and "the new revision answers less than half of its share",
             anew and f"begun anew {anew} times, as routers or the share changed",
         )
         return "; ".join([*texts, self.minutes_text(step), *(str(n) for n in notes if n)])
@@ -376,27 +389,18 @@ def percent_of(shares: Mapping[Role, CanaryShare]) -> int:
     return min((share.percent for share in shares.values()), default=0)
 
 
-def silent(look: Look, shares: Mapping[Role, CanaryShare]) -> str:
-    """Text about a revision that answers nothing, as one whose queue is always full; empty while
-    that may be chance. Keys of the router with most count, as others may have the same keys."""
-    counts = counts_of(look, shares).values()
-    answered = sum(each.new_counts.errors.trials for each in counts)
-    keys = max((each.former_counts.errors.keys for each in counts), default=0)
-    if answered or (1 - percent_of(shares) / 100) ** keys > SILENT_LEVEL:
-        return ""
-    return f"it answered no request, while {keys:,} chats of the former revision were answered"
-
-
 def _names(shares: Mapping[Role, CanaryShare], side: Literal["revision", "former"]) -> str:
     """The revisions of one side as routers name them: of all pools."""
     return ".".join(getattr(shares[role], side) for role in sorted(shares))
 
 
 def _flat(counts: CanaryCounts) -> list[int]:
-    """Trials, bad ones and keys of each signal: of the new revision, then of the former."""
+    """Trials, bad ones and keys of each signal: of the new revision, then of the former; and the
+    minutes in which they were counted."""
     sides = counts.new_counts, counts.former_counts
     signals = [signal for side in sides for signal in (side.errors, side.late)]
-    return [number for each in signals for number in (each.trials, each.bad, each.keys)]
+    numbers = [number for each in signals for number in (each.trials, each.bad, each.keys)]
+    return [*numbers, counts.minutes]
 
 
 def _added(now: Sequence[int], before: Sequence[int] | None) -> list[int]:
@@ -411,7 +415,7 @@ def _added(now: Sequence[int], before: Sequence[int] | None) -> list[int]:
     return [*map(operator.sub, now, before)]
 
 
-def _counts(signal: Signal, total: Sequence[int]) -> tuple[Counts, Counts]:
+def _sides(signal: Signal, total: Sequence[int]) -> tuple[Counts, Counts]:
     """The counts of one signal, of the new revision and of the former. Where a router has counted
     more bad keys than trials, each trial was bad."""
     first = 3 * [*SIGNALS].index(signal)

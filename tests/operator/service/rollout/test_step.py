@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from sluice_contract.cluster.labels import CanaryShare, Role
-from sluice_contract.wire.load import CanaryCounts, StepCosts, StepShapes
+from sluice_contract.wire.load import CanaryCounts, SideCounts, StepCosts, StepShapes, TrialCounts
 from sluice_operator.api.scaling import CanarySpec
 from sluice_operator.scaled import LOOKS, Look
 from sluice_operator.service.revisions.canary_state import CanaryState, canary_state
-from sluice_operator.service.rollout.trial import LEVEL, CanaryJudge, StepEvidence, counts_of
+from sluice_operator.service.rollout.step import LEVEL, CanaryJudge, StepEvidence, counts_of
 from sluice_router.canary import CanaryKey, goes_to_new, revisions_of
 from sluice_router.engines import Fleet
 from sluice_router.trials import MINUTE_SECONDS, Trials
@@ -216,6 +218,18 @@ def test_another_share_begins_anew_and_halves_the_level_only_near_a_verdict(
     assert by.signal_judge(step).level == LEVEL / 2**halvings
 
 
+@pytest.mark.parametrize(("bad", "halvings"), [(0, 0), (12, 1)])
+def test_the_share_of_the_step_before_halves_the_level_only_near_worse(
+    bad: int, halvings: int
+) -> None:
+    by, state = judge(judge={"marginPoints": 20}), CanaryState(step=1)
+    for minute, counted in enumerate((ZERO, counts((300, bad), (900, 0)))):
+        state = by.after(state, *seen(look(minute, counted)), is_at_step=False)
+    more = {Role.MIXED: CanaryShare("b", "a", 50)}
+    state = by.after(state, more, (), (look(2, counts((0, 0), (0, 0), "r2", percent=50)),))
+    assert (state.verdict, StepEvidence.of(state.learnt).begun_anew) == (None, halvings)
+
+
 def test_a_router_without_an_answer_is_not_counted_twice() -> None:
     numbers = [counts((9, 0), (9, 0), "r1"), counts((9, 0), (9, 0), "r2")]
     later = [counts((12, 0), (12, 0), "r1"), counts((12, 0), (12, 0), "r2")]
@@ -317,24 +331,30 @@ def test_a_signal_that_was_compared_once_must_be_the_same() -> None:
     assert state.why.endswith("; late answers were not compared")
 
 
+def at_speed(ratio: float | None) -> list[Look]:
+    """Looks at alike counts, and at engines of which the canary's takes so many times as long;
+    None: they report no times."""
+
+    def costs(seconds: float | None, number: int) -> StepCosts | None:
+        shapes = StepShapes(steps=9 * number, mean=(1.0, 0.0, 0.0, 4.0, 9.0))
+        return StepCosts(seconds=(seconds, 0, 0, 0, 0), decode=shapes) if seconds else None
+
+    pairs = [
+        (engine("b", costs=costs(ratio, n)), engine("a", costs=costs(ratio and 1.0, n)))
+        for n in range(LOOKS)
+    ]
+    return [look(n, ALIKE_COUNTS if n else ZERO, engines=pair) for n, pair in enumerate(pairs)]
+
+
+ALIKE_COUNTS = counts((MANY, 20), (3 * MANY, 60))
+
+
 def test_a_promotion_names_that_speed_was_not_compared() -> None:
     """Once it was in the step, it is so, also where engines are idle later."""
-    alike = counts((MANY, 20), (3 * MANY, 60))
-    costs = [
-        StepCosts(
-            seconds=(1.0, 0.0, 0.0, 0.0, 0.0),
-            decode=StepShapes(steps=9 * number, mean=(1.0, 0.0, 0.0, 4.0, 9.0)),
-        )
-        for number in range(LOOKS)
-    ]
     texts = []
-    for reports in (costs, [None] * LOOKS):
-        looks = [
-            look(n, alike if n else ZERO, engines=(engine("b", costs=c), engine("a", costs=c)))
-            for n, c in enumerate(reports)
-        ]
-        idle = look(LOOKS, alike, engines=(engine("b"), engine("a")))
-        state = judged(judge(minutes=LOOKS), *looks)
+    for ratio in (1.0, None):
+        idle = look(LOOKS, ALIKE_COUNTS, engines=(engine("b"), engine("a")))
+        state = judged(judge(minutes=LOOKS), *at_speed(ratio))
         assert state.step == 0
         state = judge(minutes=LOOKS).after(state, *seen(idle))
         assert state.step == 1
@@ -360,41 +380,111 @@ def test_the_share_of_the_keys_that_is_counted_is_named() -> None:
     assert "of the keys" not in judge().text(StepEvidence.of(judged(judge(), look(0, ZERO)).learnt))
 
 
+TENTH = {Role.MIXED: CanaryShare("b", "a", 10)}
+STOPS, REFUSES, ALIKE = [10] * 6 + [0] * 10, [1] * 10, [10] * 10
+
+
+def answering(
+    answered: Sequence[int], keys: int = 100, *, recurs: bool = True, routers: str = "r", **by: Any
+) -> tuple[CanaryState, int]:
+    """The state, and after how many minutes, where each router sees so many other keys a minute, a
+    tenth the canary's, which answers so many of them."""
+    state, new = CanaryState(), 0
+    judges = judge(minutes=30, steps=[10], **by)
+    for minute in range(len(answered) + 1):
+        new += answered[minute - 1] if minute else 0
+        each = {"percent": 10, "recurs": recurs}
+        numbers = (counts((new, 0), (keys * 9 // 10 * minute, 0), r, **each) for r in routers)
+        state = judges.after(state, TENTH, (), (look(minute, *numbers),))
+        if state.verdict:
+            break
+    return state, minute
+
+
 @pytest.mark.parametrize(
-    ("minutes", "new", "former", "verdict"),
-    [
-        (3, 0, 40, "worse"),
-        (2, 0, 40, None),
-        (3, 1, 40, None),
-        (3, 0, 30, None),
-    ],
+    ("answered", "minute"),
+    [(STOPS, 9), (REFUSES, 3), ([4] * 20, 12), ([6] * 60, None), (ALIKE, None), ([0, 0], None)],
+    ids=["stops", "refuses 90 %", "refuses 60 %", "refuses 40 %", "alike", "two minutes"],
 )
-def test_a_revision_that_answers_nothing_is_worse(
-    minutes: float, new: int, former: int, verdict: str | None
+@pytest.mark.parametrize("routers", ["r", "rs"])
+def test_a_canary_that_answers_less_than_half_of_its_share_is_worse(
+    answered: list[int], minute: int | None, routers: str
 ) -> None:
-    """A full queue is no trial. Of 30 keys none is of a quarter's share by chance in 1 of 5,600
-    canaries. Two routers may have counted the same keys."""
-    later = [counts((new, 0), (former, 0), epoch) for epoch in ("r1", "r2")]
-    looks = look(0, ZERO), *(look(minute, *later) for minute in range(1, int(minutes) + 1))
-    state = judged(judge(minutes=9), *looks)
-    assert state.verdict == verdict
-    if verdict:
-        assert (
-            state.why
-            == "it answered no request, while 40 chats of the former revision were answered"
+    """A full queue is no trial, and neither is a request that is lost."""
+    state, minutes = answering(answered, routers=routers)
+    assert (state.verdict, minutes) == (("worse", minute) if minute else (None, len(answered)))
+    without = answering(answered, routers=routers, judge={"errors": False})
+    assert without[0].verdict is None
+
+
+def test_the_keys_of_a_canary_that_stops_are_named() -> None:
+    expected = "it answered 0 of the last 270 keys, and its share is 10 %"
+    assert answering(STOPS)[0].why == expected
+
+
+def test_few_keys_show_no_shortfall() -> None:
+    assert answering([0] * 15, keys=10)[0].verdict is None
+    assert answering([0] * 20, keys=10)[0].verdict == "worse"
+
+
+def test_routers_that_see_other_keys_show_a_shortfall_together() -> None:
+    minutes = [
+        answering([0] * 10, keys=40, recurs=recurs, routers=routers)[1]
+        for recurs, routers in ((False, "r"), (False, "rs"), (True, "rs"))
+    ]
+    assert minutes == [5, 3, 5], "keys that recur may be the same"
+
+
+@pytest.mark.parametrize("pause", ["gap", "percent", "missing"])
+def test_a_shortfall_is_shown_by_three_minutes_at_one_share_with_all_engines(pause: str) -> None:
+    by, state = judge(minutes=30, steps=[10]), CanaryState()
+    for minute in range(8):
+        late = 60 * (pause == "gap" and minute > 2)
+        epoch = "r2" if pause == "percent" and minute > 2 else "r1"
+        percent = 5 if epoch == "r2" else 10
+        answer = look(minute + late, counts((0, 0), (400 * minute, 0), epoch, percent=percent))
+        shares = {Role.MIXED: CanaryShare("b", "a", percent)}
+        missing = pause == "missing" and minute == 3
+        state = by.after(state, shares, (), (answer,), are_missing=missing)
+        if state.verdict:
+            break
+    assert (state.verdict, minute) == ("worse", {"gap": 6, "percent": 5, "missing": 5}[pause])
+
+
+def test_a_canary_that_has_stopped_is_not_promoted_though_no_key_is_new() -> None:
+    """The same 20,000 sessions ask again and again."""
+    by = judge(steps=[25])
+    alike, states = counts((5000, 0), (15_000, 0)), []
+    for answered in (5000, 0):
+        new, former = (
+            SideCounts(errors=TrialCounts(trials=trials, keys=keys))
+            for trials, keys in ((5000 + answered, 5000), (30_000, 15_000))
         )
-    assert judged(judge(minutes=9, judge={"errors": False}), *looks).verdict is None
+        later = alike.model_copy(update={"new_counts": new, "former_counts": former})
+        states.append(judged(by, look(0, ZERO), look(1, alike), look(2, later)))
+    assert [state.verdict for state in states] == ["promoted", None]
+    text = by.text(StepEvidence.of(states[1].learnt))
+    assert "the new revision answers less than half of its share" in text
 
 
-@pytest.mark.parametrize(("pause", "epoch"), [(1, "r2"), (2, "r1")], ids=["anew", "gap"])
-def test_a_revision_is_silent_by_counts_of_three_minutes(pause: int, epoch: str) -> None:
-    """Routers that begin anew, as with another percent, know nothing of the minutes before."""
-    alike = counts((99, 0), (297, 0))
-    state = judged(judge(minutes=9), look(0, ZERO), *(look(n, alike) for n in range(1, 6)))
-    start = 5 + pause
-    answers = [look(start + n, counts((0, 0), (90, 0), epoch)) for n in range(4)]
-    assert judged(judge(minutes=9), *answers[:3], state=state).verdict is None
-    assert judged(judge(minutes=9), *answers, state=state).verdict == "worse"
+def test_a_canary_that_refuses_most_of_its_requests_is_worse() -> None:
+    """Chats with a request a minute for five minutes, which a router counts; a full queue has no
+    place for 9 of 10 of the canary's."""
+    clock, draw = Clock(), random.Random(54)
+    counted = Trials(clock, Fleet(clock))
+    sides = {new: (router_engine("e", "b" if new else "a"),) for new in (True, False)}
+    by, state = judge(minutes=30, steps=[25]), CanaryState()
+    for minute in range(9):
+        for chat in range(30 * minute, 30 * minute + 150):
+            key = CanaryKey(str(chat).encode())
+            new = goes_to_new(SHARES, key)
+            status = 429 if new and draw.random() < 0.9 else 200
+            attempt(counted, key, sides[new], SHARES, status=status)
+        clock.now += MINUTE_SECONDS
+        state = by.after(state, *seen(look(minute, *filter(None, [counted.counts(SHARES)]))))
+        if state.verdict:
+            break
+    assert (state.verdict, minute) == ("worse", 3)
 
 
 def test_one_key_with_many_requests_is_named() -> None:
@@ -417,18 +507,41 @@ def test_one_key_with_many_requests_is_named() -> None:
         {"seen": 5},
         {"evidence": {"errors": {"new": 1}}},
         {"pods": {"b-1": [1, 2, 3, 4, 5, 6, 7]}},
+        {"pods": {"b-1": ["many"]}},
+        {"pods": {"b-1": "ab"}},
+        {"looked": "2026-01-02T03:04:05"},
+        {"seconds": float("nan")},
+        {"begunAnew": -5},
+        {"evidence": {"errors": {"worse": [0.0] * 5}}},
+        {"evidence": {"errors": {"same": [float("inf")] * 6}}},
+        {"shortfall": {"wealth": "much"}},
     ],
 )
-def test_what_somebody_has_broken_begins_anew(learnt: dict[str, Any]) -> None:
+def test_a_state_that_cannot_be_read_is_a_beginning(learnt: dict[str, Any]) -> None:
     assert StepEvidence.of(learnt) == StepEvidence()
 
 
+def test_a_record_of_the_future_is_a_gap() -> None:
+    future = CanaryState(learnt={"looked": "9999-01-02T03:04:05Z", "percent": 25, "seconds": 5.0})
+    state = judged(judge(), look(0, ZERO), look(1, ZERO), state=future)
+    assert StepEvidence.of(state.learnt).seconds == 65
+
+
 @pytest.mark.parametrize("has_slo", [False, True])
-def test_a_step_in_which_nothing_could_be_compared_stays(has_slo: bool) -> None:
+def test_a_step_in_which_nothing_could_be_compared_stays_and_stalls(has_slo: bool) -> None:
     by = judge(has_slo=has_slo, judge={"errors": False})
     alike = counts((MANY, 0), (3 * MANY, 0))
-    state = judged(by, look(0, ZERO), look(1, alike), look(2, alike))
-    assert (state.step, state.verdict) == (0, None)
+    state = judged(by, look(0, ZERO), *(look(n, alike) for n in range(1, 21)))
+    step = StepEvidence.of(state.learnt)
+    assert (state.step, state.verdict, by.is_stalled(step)) == (0, None, True)
+
+
+def test_without_a_promised_latency_the_speed_alone_is_judged() -> None:
+    by = judge(judge={"errors": False})
+    assert by.signals == ()
+    assert judged(by, *at_speed(1.0)).step == 1
+    worse = judged(by, *at_speed(1.3))
+    assert (worse.verdict, worse.why[:30]) == ("worse", "pool mixed: a step without pro")
 
 
 def test_one_client_that_always_fails_is_no_worse_revision() -> None:
