@@ -239,14 +239,13 @@ def _are_ready(pools: Iterable[PoolState], percent: int, load: float = 1.0) -> b
 
 def engines_of_share(percent: int, replicas: int) -> int:
     """Engines that get a share of the requests beside `replicas` stable ones, which get the rest:
-    so many that none gets more requests than a stable one. At most as many as the stable ones, as
-    they can take all requests."""
+    so many that none gets more requests than a stable one."""
     return ceil(_need(percent, replicas))
 
 
 def _need(percent: int, replicas: int) -> float:
     """`engines_of_share` before rounding."""
-    return min(replicas, percent * replicas / (100 - percent))
+    return percent * replicas / (100 - percent)
 
 
 def _are_missing(plan: Rollout, pods: Iterable[Manifest]) -> bool:

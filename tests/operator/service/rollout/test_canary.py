@@ -50,7 +50,7 @@ def plan(present: Canary, replicas: int, desired: RolloutRevision | None = None)
 
 @pytest.mark.parametrize(
     ("replicas", "percent", "engines"),
-    [(1, 1, 1), (3, 25, 1), (4, 25, 2), (40, 25, 14), (8, 50, 8), (8, 99, 8)],
+    [(1, 1, 1), (3, 25, 1), (4, 25, 2), (40, 25, 14), (8, 50, 8)],
 )
 def test_a_canary_has_its_share_of_engines_beside_all_former_ones(
     replicas: int, percent: int, engines: int
@@ -61,15 +61,13 @@ def test_a_canary_has_its_share_of_engines_beside_all_former_ones(
     assert (rollout.reason, rollout.stable) == ("CanaryStep", STABLE)
 
 
-@given(replicas=st.integers(0, 99), percent=st.integers(1, 99))
+@given(replicas=st.integers(0, 99), percent=st.integers(1, 50))
 @examples(200)
 def test_no_canary_engine_gets_more_requests_than_a_former_one(replicas: int, percent: int) -> None:
     engines = engines_of_share(percent, replicas)
-    if percent <= 50:
-        assert percent * replicas <= (100 - percent) * engines
-        assert not engines or percent * replicas > (100 - percent) * (engines - 1), "no more"
-    else:
-        assert engines == replicas, "they can take all requests"
+    assert percent * replicas <= (100 - percent) * engines
+    assert not engines or percent * replicas > (100 - percent) * (engines - 1), "no more"
+    assert engines <= replicas
 
 
 @pytest.mark.parametrize(
@@ -78,12 +76,12 @@ def test_no_canary_engine_gets_more_requests_than_a_former_one(replicas: int, pe
 def test_the_share_is_that_of_the_largest_step_whose_engines_are_ready(
     engines: int, percent: int
 ) -> None:
-    rollout = plan(canary(step=2, steps=[5, 25, 50, 75]), 20, ready(engines))
+    rollout = plan(canary(step=2, steps=[5, 25, 50]), 20, ready(engines))
     assert rollout.shares == {MIXED: {"b": 20, "a": 20}}
     assert rollout.canary == {MIXED: CanaryShare("b", "a", percent)}
     assert rollout.reason == ("CanaryStep" if percent == 50 else "RollingOut")
     assert rollout.is_judged is (percent > 0)
-    text = f"Step 3 of 4, {percent} % of requests go to the new revision"
+    text = f"Step 3 of 3, {percent} % of requests go to the new revision"
     until = " until its engines for 50 % are ready: "
     assert rollout.message.startswith(
         text + (", nothing is counted yet (`" if percent == 50 else until)
