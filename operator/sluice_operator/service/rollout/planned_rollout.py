@@ -13,6 +13,7 @@ from sluice_contract.cluster.labels import Role
 
 from sluice_operator.accelerators.find import AcceleratorFinding
 from sluice_operator.api.pool import RevisionShare
+from sluice_operator.api.scaling import CanarySpec
 from sluice_operator.kube.kinds import SERVICE, Manifest, of_kind
 from sluice_operator.manifests.engine_pool import engine_pool
 from sluice_operator.manifests.metadata import Owner
@@ -21,6 +22,7 @@ from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.resolve.replicas import former_pools
 from sluice_operator.service.resolve.resolved_service import ResolvedPool, ResolvedService
 from sluice_operator.service.resolve.router import PlannedRouter, plan_router
+from sluice_operator.service.revisions.canary_state import ENDED
 from sluice_operator.service.revisions.settings import Settings
 from sluice_operator.service.rollout.canary import Canary
 from sluice_operator.service.rollout.gpu_budget import (
@@ -115,13 +117,13 @@ def _strategy(resolved: ResolvedService) -> PlanRollout:
 
 
 def _canary(resolved: ResolvedService, former: tuple[Manifest, ...]) -> Canary | None:
-    """The canary of the spec. Routers use the pools of one mode, so there is none while pools of
-    another mode (`former`) are there."""
-    rollout = resolved.spec.rollout
-    if rollout is None or rollout.canary is None or former:
+    """The canary of the spec, or one that has ended, whatever the spec says since. Routers use the
+    pools of one mode, so there is none while pools of another mode (`former`) are there."""
+    rollout, state = resolved.spec.rollout, resolved.revisions.canary_of(resolved.revision)
+    spec = rollout.canary if rollout else None
+    if former or (spec is None and state.verdict not in ENDED):
         return None
-    state = resolved.revisions.canary_of(resolved.revision)
-    return Canary(rollout.canary, state, promises_first_token(resolved.spec))
+    return Canary(spec or CanarySpec(), state, promises_first_token(resolved.spec))
 
 
 def _pool(

@@ -117,6 +117,25 @@ async def test_an_undo_applies_the_former_spec_of_an_aborted_or_a_promoted_canar
     assert condition(person.cluster.status, "Updated")["status"] == "True"
 
 
+@pytest.mark.parametrize("rollout", [{"strategy": "Surge"}, {}])
+async def test_an_aborted_revision_gets_no_request_though_the_spec_has_no_canary_any_more(
+    rollout: dict[str, str],
+) -> None:
+    person = await rolled()
+    await person.decides(no_requests)
+    await person.cluster.edited(rollout=rollout)
+    assert (person.counts, person.label) == ((0, 4), None)
+    assert person.progressing() == ("False", "CanaryAborted")
+    with pytest.raises(NoCanaryError, match="ended already"):
+        await person.decides(no_requests)
+    new = person.new
+    await person.decides(next_step)
+    assert person.text == "promoted to all requests"
+    assert (person.engines, person.label) == ({new: 4}, None)
+    await person.cluster.edited(engine={"chunkSize": 128})
+    assert new not in person.engines, "other engines are no canary"
+
+
 async def test_another_spec_after_an_aborted_one_is_a_canary_again() -> None:
     person = await rolled()
     first = person.new
