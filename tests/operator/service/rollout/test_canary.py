@@ -328,6 +328,28 @@ def test_a_canary_waits_for_the_budget_and_ends_nothing(gpus: int, engines: int)
     assert rollout.canary == {MIXED: CanaryShare("b", "a", 0)}
 
 
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        (CanaryState(reached=1), "CanaryStep"),
+        (CanaryState(reached=1, verdict="held", why="slow"), "CanaryWorse"),
+        (CanaryState(reached=1, verdict="worse", why="slow"), "CanaryWorse"),
+        (CanaryState(reached=1, verdict="aborted"), "CanaryAborted"),
+        (CanaryState(step=1, reached=1), "WaitsForBudget"),
+    ],
+)
+def test_a_canary_that_waits_for_gpus_keeps_its_reason_once_it_has_its_share(
+    state: CanaryState, reason: str
+) -> None:
+    present = replace(canary(), state=state)
+    former = replace(full("a", 12), planned=12)
+    pools = (PoolState(MIXED, 15, replace(full("b", 4), planned=4), (former,)),)
+    budget = Budget(16, {MIXED: 1}, {MIXED: PodCounts({"a": 12, "b": 4}, 0)})
+    rollout = plan_within(pools, STABLE, present.plan, budget)
+    assert rollout.reason == reason
+    assert rollout.message.endswith(" engines wait for GPUs of the budget of 16.")
+
+
 def within(gpus: int, replicas: int, new: int, former: int) -> Rollout:
     """The plan where so many engines of both revisions are there."""
     a = replace(full("a", former), is_tried=former > 0)
