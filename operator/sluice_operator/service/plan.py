@@ -68,7 +68,12 @@ from sluice_operator.service.resolve.planned_spec import PlannedSpec, decide_spe
 from sluice_operator.service.resolve.resolved_service import ResolvedPool, ResolvedService
 from sluice_operator.service.revisions.history import plan_history
 from sluice_operator.service.rollout.mode_switch import NO_FORMER, Former, former_manifests
-from sluice_operator.service.rollout.planned_rollout import PlannedPool, PlannedRollout, roll_out
+from sluice_operator.service.rollout.planned_rollout import (
+    PlannedPool,
+    PlannedRollout,
+    canary_state,
+    roll_out,
+)
 from sluice_operator.service.rollout.revisions import pod_changes
 from sluice_operator.service.rollout.surge import Rollout
 
@@ -170,9 +175,7 @@ def _with_children(
     return ServicePlan(
         secrets=key_secrets(there, top, (pool.spec for pool in resolved.pools)),
         decided=history.decided,
-        decision_events=canary_judged(
-            resolved.revisions.canary_of(resolved.revision), rollout.rollout.learnt
-        ),
+        decision_events=canary_judged(canary_state(resolved), rollout.rollout.learnt),
         apply=(*needed, *optional),
         record=history.record,
         take_over=tuple(

@@ -35,7 +35,7 @@ class CanaryNow(NamedTuple):
         return self.revision.canary
 
     def steps(self) -> list[int]:
-        """Percents of its steps; none where the spec has no canary any more.
+        """Percents of all its steps; none where the spec has no canary any more.
 
         Raises:
             NoCanaryError: this release of the command cannot read its spec.
@@ -45,7 +45,7 @@ class CanaryNow(NamedTuple):
         except InvalidSpecError as error:
             raise NoCanaryError(f"its spec cannot be read: {error}") from None
         canary = spec.rollout.canary if spec.rollout else None
-        return canary.steps if canary else []
+        return self.state.steps_among(canary.steps) if canary else []
 
 
 Decide = Callable[[CanaryNow], tuple[CanaryState, str]]

@@ -117,6 +117,29 @@ async def test_an_undo_applies_the_former_spec_of_an_aborted_or_a_promoted_canar
     assert condition(person.cluster.status, "Updated")["status"] == "True"
 
 
+@pytest.mark.parametrize(
+    ("steps", "label", "text"),
+    [
+        ([1, 2, 5, 25, 30], 25, "step 5 of 5, 30 % of requests"),
+        ([10, 50], 25, "step 3 of 3, 50 % of requests"),
+        ([10], 10, "promoted to all requests"),
+        ([50], 50, "promoted to all requests"),
+    ],
+)
+async def test_a_canary_keeps_its_share_where_its_steps_are_edited(
+    steps: list[int], label: int, text: str
+) -> None:
+    person = await rolled()
+    await person.cluster.edited(rollout={"canary": {"steps": steps}})
+    assert person.label == f"{person.new}.{person.former}.{label}"
+    assert "CanarySame" not in [event["reason"] for event in person.cluster.api.events]
+    writes = len(person.cluster.api.writes)
+    await person.cluster.reconciled()
+    assert len(person.cluster.api.writes) == writes
+    await person.decides(next_step)
+    assert person.text == text
+
+
 @pytest.mark.parametrize("rollout", [{"strategy": "Surge"}, {}])
 async def test_an_aborted_revision_gets_no_request_though_the_spec_has_no_canary_any_more(
     rollout: dict[str, str],

@@ -239,7 +239,7 @@ async def test_no_router_is_asked_where_a_person_judges() -> None:
     assert watched.progressing() == ("True", "CanaryStep")
     assert watched.cluster.looks.routers == ()
     await watched.looks((MANY, 20_000), (3 * MANY, 0))
-    assert (watched.counts, watched.state) == ((2, 4), CanaryState(reached=1))
+    assert (watched.counts, watched.state) == ((2, 4), CanaryState(reached=1, percent=25))
 
 
 async def test_status_shows_each_signal_with_a_bar() -> None:
