@@ -17,6 +17,7 @@ from sluice_operator.apply.plan import Adoption, Identity, Plan, identity
 from sluice_operator.delivery.adapters import NO_ADAPTERS, AdapterDelivery
 from sluice_operator.delivery.delivery import NO_DELIVERY, Delivery
 from sluice_operator.kube.kinds import (
+    CONTROLLER_REVISION,
     ENGINE_POOL,
     HTTP_ROUTE,
     INFERENCE_POOL,
@@ -25,6 +26,7 @@ from sluice_operator.kube.kinds import (
     OPTIONAL_CHILDREN,
     POD_MONITOR,
     PROMETHEUS_RULE,
+    SERVICE,
     SERVICE_CHILDREN,
     Kind,
     Manifest,
@@ -46,6 +48,7 @@ from sluice_operator.manifests.network import (
     front_service,
     pool_service,
     router_policy,
+    share_of,
 )
 from sluice_operator.manifests.ownership import is_free, is_unowned, owners_with, pool_role
 from sluice_operator.manifests.route import http_route, inference_pool, pool_refusal
@@ -126,12 +129,26 @@ def plan_service(observed: ServiceObserved) -> ServicePlan:
     adopt = tuple(_adoptions(observed.children, top, plan))
     events = (*plan.events, *delivery.events, *taken_over(adopt))
     plan = replace(plan, adopt=adopt, events=events, refusal=refusal, delivery=delivery)
-    return _paused(plan) if decision.is_paused else plan
+    return _paused(plan, observed.children) if decision.is_paused else plan
 
 
-def _paused(plan: ServicePlan) -> ServicePlan:
+def _paused(plan: ServicePlan, children: Children) -> ServicePlan:
+    """The plan while spec.paused is true. Of a canary alone what is learnt is noted, and one that
+    has ended gets no request any more."""
     nothing = replace(plan, secrets=(), apply=(), take_over=(), let_go=(), prune=(), events=())
-    return replace(nothing, decided=None, decision_events=(), adopt=(), record=None, paused=True)
+    nothing = replace(nothing, adopt=(), record=None, paused=True)
+    live = {(identity(item), item["revision"]) for item in of_kind(children, CONTROLLER_REVISION)}
+    noted, rollout = plan.decided, plan.rollout
+    if noted is None or (identity(noted), noted["revision"]) not in live:
+        nothing = replace(nothing, decided=None, decision_events=())
+    if rollout is None or not rollout.is_ended:
+        return nothing
+    shares = {identity(item): share_of(item) for item in of_kind(children, SERVICE)}
+    services = tuple(
+        item for item in plan.apply if (share := shares.get(identity(item))) and share.percent
+    )
+    text = f"{rollout.message} Its engines stay, as spec.paused is true."
+    return replace(nothing, apply=services, rollout=replace(rollout, message=text))
 
 
 def _first_delivery(children: Children, top: Owner, delivery: Delivery) -> ServicePlan:

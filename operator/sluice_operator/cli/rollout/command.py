@@ -136,7 +136,7 @@ async def _decide(opened: Session, decide: Decide) -> int:
     item = next(item for item in items if item["metadata"]["name"] == revision)
     await opened.decide(item, annotation)
     print(f"{opened.name}: {text}")
-    _warn_of_pause(service)
+    _warn_of_pause(service, "its engines stay" if decide is no_requests else "it waits")
     return 0
 
 
@@ -154,9 +154,9 @@ async def _edit(
     return 0
 
 
-def _warn_of_pause(service: Manifest) -> None:
+def _warn_of_pause(service: Manifest, text: str = "it waits") -> None:
     if service["spec"].get("paused"):
-        print("sluice rollout: it waits, as spec.paused is true", file=sys.stderr)
+        print(f"sluice rollout: {text}, as spec.paused is true", file=sys.stderr)
 
 
 def _seconds(word: str) -> float:

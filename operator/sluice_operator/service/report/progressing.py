@@ -26,7 +26,8 @@ SHOWN_ROLLOUTS: Final = frozenset({IN_PLACE, WAITS_FOR_BUDGET, NO_PAIR}) | reaso
 
 def moves_check(plan: ServicePlan, updated: Check, stalled: Check | None) -> Check:
     """Whether the service is on its way to its spec, and why it is not there."""
-    paused = "spec.paused is true: nothing but status is written." if plan.paused else ""
+    is_paused = plan.paused and updated.reason != reasons.CANARY_ABORTED
+    paused = "spec.paused is true: nothing but status is written." if is_paused else ""
     if rests := settled(updated, stalled, paused, "Everything is as the spec asks."):
         return rests
     if updated.reason == reasons.CANARY_ABORTED:
@@ -39,7 +40,7 @@ def moves_check(plan: ServicePlan, updated: Check, stalled: Check | None) -> Che
 def canary_ended(plan: ServicePlan) -> Check | None:
     """Why the spec is not carried out any further after its canary; None: it is."""
     rollout = plan.rollout
-    if rollout is None or not plan.is_accepted or plan.paused:
+    if rollout is None or not plan.is_accepted:
         return None
     return Check("False", rollout.reason, rollout.message) if rollout.is_ended else None
 

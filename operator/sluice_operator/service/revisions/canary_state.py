@@ -88,9 +88,8 @@ class CanaryState:
 
     def noted(self, steps: Sequence[int]) -> CanaryState:
         """The state with the share that was reached of all `steps`."""
-        return replace(
-            self, percent=steps[min(self.reached, len(steps)) - 1] if self.reached else 0
-        )
+        percent = steps[min(self.reached, len(steps)) - 1] if self.reached else 0
+        return replace(self, percent=percent)
 
 
 FIRST_STEP: Final = CanaryState()

@@ -7,6 +7,7 @@ or by a person, and recorded in the revision before anything follows from them.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -65,6 +66,11 @@ class Canary:
     def judge(self) -> CanaryJudge:
         """What judges the steps."""
         return CanaryJudge(self.spec, self.has_slo)
+
+    @property
+    def without_steps(self) -> Canary:
+        """The canary whose step has no end but a bad one, as while the service is paused."""
+        return replace(self, spec=self.spec.model_copy(update={"minutes": sys.maxsize}))
 
     def judged(
         self, plan: Rollout, engines: Iterable[Manifest], looks: tuple[Look, ...]

@@ -159,6 +159,42 @@ async def test_an_aborted_revision_gets_no_request_though_the_spec_has_no_canary
     assert new not in person.engines, "other engines are no canary"
 
 
+async def test_an_abort_takes_the_requests_of_a_paused_service_and_leaves_the_engines() -> None:
+    person = await rolled()
+    await person.cluster.edited(paused=True)
+    writes = len(person.cluster.api.writes)
+    await person.decides(no_requests)
+    assert (person.counts, person.label) == ((2, 4), f"{person.new}.{person.former}.0")
+    assert (person.state.verdict, person.progressing()) == ("aborted", ("False", "CanaryAborted"))
+    text = condition(person.cluster.status, "Updated")["message"]
+    assert text.endswith(" Its engines stay, as spec.paused is true.")
+    paths = [write.path.split("?")[0] for write in person.cluster.api.writes[writes:]]
+    kinds = {path.split("/")[-2] for path in paths if not path.endswith("/status")}
+    assert kinds == {"controllerrevisions", "services", "events"} & kinds
+    writes = len(person.cluster.api.writes)
+    await person.cluster.reconciled()
+    assert len(person.cluster.api.writes) == writes
+    await person.cluster.edited(paused=False)
+    assert (person.counts, person.label) == ((0, 4), None)
+
+
+async def test_a_promotion_waits_while_the_service_is_paused() -> None:
+    person = await rolled()
+    await person.cluster.edited(paused=True)
+    await person.decides(next_step)
+    assert (person.counts, person.label) == ((2, 4), f"{person.new}.{person.former}.25")
+    await person.cluster.edited(paused=False)
+    assert (person.counts, person.label) == ((4, 4), f"{person.new}.{person.former}.50")
+
+
+async def test_another_spec_of_a_paused_service_is_not_written() -> None:
+    person = await rolled()
+    await person.cluster.edited(paused=True)
+    before = [(kind, name) for kind, name in person.cluster.api.objects]
+    await person.cluster.edited(engine={"chunkSize": 128})
+    assert [(kind, name) for kind, name in person.cluster.api.objects] == before
+
+
 async def test_another_spec_after_an_aborted_one_is_a_canary_again() -> None:
     person = await rolled()
     first = person.new

@@ -104,6 +104,21 @@ async def test_a_revision_with_errors_is_halted_and_stays_so_until_it_is_promote
     assert (watched.counts, watched.progressing()) == ((2, 4), ("True", "CanaryStep"))
 
 
+async def test_a_paused_canary_goes_back_though_not_on() -> None:
+    watched = await Watched.rolled()
+    await watched.looks((0, 0), (0, 0), times=1)
+    await watched.cluster.edited(paused=True)
+    for number in range(1, 5):
+        await watched.looks((number * 600, 0), (number * 1800, 0), times=1)
+    label = f"{watched.new}.{watched.former}"
+    assert (watched.counts, watched.label, watched.state.step) == ((2, 4), f"{label}.25", 0)
+    await watched.looks((3200, 800), (9000, 0), times=1)
+    assert (watched.counts, watched.label) == ((2, 4), f"{label}.0")
+    assert watched.progressing() == ("False", "CanaryWorse")
+    await watched.cluster.edited(paused=False)
+    assert (watched.counts, watched.label) == ((0, 4), None)
+
+
 @pytest.mark.parametrize("path", ["/deployments/chat-router", "/enginepools/chat-mixed"])
 async def test_a_worse_revision_gets_no_request_though_other_writes_fail(path: str) -> None:
     watched = await Watched.rolled()
