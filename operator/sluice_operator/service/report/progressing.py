@@ -20,7 +20,9 @@ from sluice_operator.service.rollout.in_place import HALTED, IN_PLACE
 from sluice_operator.service.rollout.lent_gpus import INTERRUPTS
 from sluice_operator.service.rollout.pairing import NO_PAIR
 
-SHOWN_ROLLOUTS: Final = frozenset({IN_PLACE, WAITS_FOR_BUDGET, NO_PAIR}) | reasons.AT_STEP
+SHOWN_ROLLOUTS: Final = (
+    frozenset({IN_PLACE, WAITS_FOR_BUDGET, NO_PAIR, reasons.CANARY_ASLEEP}) | reasons.AT_STEP
+)
 """Reasons of a roll-out that become the reason of Progressing."""
 
 
@@ -37,12 +39,14 @@ def moves_check(plan: ServicePlan, updated: Check, stalled: Check | None) -> Che
     return Check("True", updated.reason, updated.message)
 
 
-def canary_ended(plan: ServicePlan) -> Check | None:
-    """Why the spec is not carried out any further after its canary; None: it is."""
+def canary_stays(plan: ServicePlan) -> Check | None:
+    """Why the spec is not carried out any further after its canary, or while that sleeps; None: it
+    is."""
     rollout = plan.rollout
     if rollout is None or not plan.is_accepted:
         return None
-    return Check("False", rollout.reason, rollout.message) if rollout.is_ended else None
+    stays = rollout.is_ended or rollout.reason == reasons.CANARY_ASLEEP
+    return Check("False", rollout.reason, rollout.message) if stays else None
 
 
 def interrupts_check(plan: ServicePlan) -> Check | None:

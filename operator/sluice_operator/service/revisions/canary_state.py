@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, cast, get_args
 
 from sluice_operator.kube.kinds import Manifest
 
-Verdict = Literal["promoted", "aborted", "worse", "late", "held"]
+CanaryVerdict = Literal["promoted", "aborted", "worse", "late", "held"]
 """End of a canary's steps. Promoted: to all requests. Aborted by a person, found worse by the
 operator, or late, as its engines were not ready in time: it gets no request. Held: found worse,
 and stays where it is until a person decides."""
@@ -25,7 +25,7 @@ class CanaryState:
 
     step: int = 0
     """Index of its step."""
-    verdict: Verdict | None = None
+    verdict: CanaryVerdict | None = None
     """None while its steps go on."""
     decision: int = 0
     """Number of the person's decision that led here; 0: none has."""
@@ -106,7 +106,7 @@ def canary_state(noted: object) -> CanaryState:
     why, seen = (
         value if isinstance(value, str) else "" for value in map(content.get, ("why", "seen"))
     )
-    known = cast(Verdict, verdict) if verdict in get_args(Verdict) else None
+    known = cast(CanaryVerdict, verdict) if verdict in get_args(CanaryVerdict) else None
     return CanaryState(
         step,
         known,

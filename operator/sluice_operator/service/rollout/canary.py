@@ -20,9 +20,11 @@ from sluice_operator.api.scaling import CanarySpec
 from sluice_operator.conditions.pods import first_failure, is_ready
 from sluice_operator.conditions.reasons import (
     CANARY_ABORTED,
+    CANARY_ASLEEP,
     CANARY_LATE,
     CANARY_STALLED,
     CANARY_STEP,
+    CANARY_WAITS,
     CANARY_WORSE,
 )
 from sluice_operator.kube.kinds import Manifest
@@ -30,7 +32,7 @@ from sluice_operator.manifests.engine import revision_of
 from sluice_operator.scaled import Look
 from sluice_operator.service.revisions.canary_state import ENDED, CanaryState
 from sluice_operator.service.rollout.pairing import NO_PAIR
-from sluice_operator.service.rollout.step import CanaryJudge, StepEvidence, percent_of
+from sluice_operator.service.rollout.step import STALLED, CanaryJudge, StepEvidence, percent_of
 from sluice_operator.service.rollout.surge import (
     ROLLING_OUT,
     PoolState,
@@ -182,15 +184,17 @@ class Canary:
             pool.role: {pool.desired.name: pool.replicas} for pool in pools
         }
         for pool in changed:
-            engines = engines_of_share(max(self._steps, default=0), pool.replicas)
-            shares[pool.role] = {pool.desired.name: engines, stable[pool.role]: pool.replicas}
+            count = engines_of_share(max(self._steps, default=0), pool.replicas)
+            shares[pool.role] = {pool.desired.name: count, stable[pool.role]: pool.replicas}
         percent, canary = self._percent(changed), self._shares(pools, stable)
-        counts = _ready_text(changed, shares, stable)
+        engines = _ready_text(changed, shares, stable)
         keep_serving(pools, shares)
         evidence = StepEvidence.of(self.state.learnt)
         is_at_step = self._is_at_step(percent)
         reason = self._reason(evidence) if is_at_step else ROLLING_OUT
-        text = f"{self._step(percent, evidence)}: {counts}."
+        text = f"{self._step(percent, evidence)}: {engines}."
+        if asleep := [pool.role for pool in changed if not pool.replicas]:
+            reason, text = CANARY_ASLEEP, self._asleep(asleep)
         plan = Rollout(shares, stable, reason, text, canary, is_judged=percent > 0)
         if self.state.verdict == "aborted":
             text = f"The canary was aborted: {AGAIN}."
@@ -203,8 +207,10 @@ class Canary:
             return replace(plan, reason=CANARY_LATE, message=text, is_ended=True)
         if self.state.verdict == "held":
             text = f"The canary is worse, and stays: {self.state.why}. {plan.message}"
-            return replace(plan, reason=CANARY_WORSE, message=text)
+            return replace(plan, reason=CANARY_WORSE if percent else reason, message=text)
         is_begun = self.state.reached < len(self._steps)
+        if asleep:
+            return plan
         if (
             is_begun
             and self.spec.on_worse == "Halt"
@@ -218,7 +224,17 @@ class Canary:
 
     def _reason(self, evidence: StepEvidence) -> str:
         """Reason while the canary has the share of its step."""
+        if not self.judge.signals:
+            return CANARY_WAITS
         return CANARY_STALLED if self.judge.is_stalled(evidence) else CANARY_STEP
+
+    def _asleep(self, roles: Iterable[Role]) -> str:
+        """Why the step does not go on without engines, for people."""
+        number, pools = max(1, len(self._steps)), " and ".join(roles)
+        step = f"Step {number} of {len(self.spec.steps)} waits, as no engines of pool {pools}"
+        return (
+            f"{step} are asked for (`sluice rollout promote --full`: all at once, `abort`: none)."
+        )
 
     def _step(self, percent: int, evidence: StepEvidence) -> str:
         """The step, the share, what was counted, and what comes next, for people."""
@@ -230,7 +246,11 @@ class Canary:
         if percent < max(self._steps, default=0):
             step += f" while engines for {steps[number - 1]} % are missing"
         if self.spec.is_judged and self.state.verdict is None:
+            if self.judge.is_stalled(evidence):
+                step += f", without a verdict after {STALLED * self.spec.minutes} minutes"
             step += f", {self.judge.text(evidence)}"
+        if not self.judge.signals:
+            step += ", and a person decides"
         return f"{step} (`sluice rollout promote`: {after}, `abort`: none)"
 
 

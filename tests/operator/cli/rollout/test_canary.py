@@ -159,6 +159,23 @@ async def test_an_aborted_revision_gets_no_request_though_the_spec_has_no_canary
     assert new not in person.engines, "other engines are no canary"
 
 
+async def test_a_canary_that_sleeps_is_not_complete_and_goes_on_with_engines() -> None:
+    person = await rolled()
+    complete = person.cluster.status["completedGeneration"]
+    await person.cluster.edited(replicas=0)
+    updated = condition(person.cluster.status, "Updated")
+    assert (updated["status"], updated["reason"]) == ("False", "CanaryAsleep")
+    assert person.progressing() == ("True", "CanaryAsleep")
+    assert condition(person.cluster.status, "Ready")["reason"] == "ScaledToZero"
+    assert person.cluster.status["completedGeneration"] == complete
+    events = [event["reason"] for event in person.cluster.api.events if event["type"] == "Warning"]
+    assert "CanaryAsleep" not in events
+    with pytest.raises(NoCanaryError, match="step 1 is not reached"):
+        await person.decides(next_step)
+    await person.cluster.edited(replicas=4)
+    assert (person.counts, person.progressing()) == ((2, 4), ("True", "CanaryStep"))
+
+
 async def test_an_abort_takes_the_requests_of_a_paused_service_and_leaves_the_engines() -> None:
     person = await rolled()
     await person.cluster.edited(paused=True)

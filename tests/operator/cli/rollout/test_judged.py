@@ -251,7 +251,7 @@ async def test_without_requests_a_canary_stalls_and_goes_on_with_them() -> None:
 
 async def test_no_router_is_asked_where_a_person_judges() -> None:
     watched = await Watched.rolled(minutes=None, judge={"errors": False, "slo": False})
-    assert watched.progressing() == ("True", "CanaryStep")
+    assert watched.progressing() == ("True", "CanaryWaits")
     assert watched.cluster.looks.routers == ()
     await watched.looks((MANY, 20_000), (3 * MANY, 0))
     assert (watched.counts, watched.state) == ((2, 4), CanaryState(reached=1, percent=25))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sluice_contract.cluster.labels import CanaryShare, Role
 from sluice_operator.api.scaling import CanarySpec
 from sluice_operator.service.report.progressing import SHOWN_ROLLOUTS
-from sluice_operator.service.revisions.canary_state import ENDED, CanaryState, Verdict
+from sluice_operator.service.revisions.canary_state import ENDED, CanaryState, CanaryVerdict
 from sluice_operator.service.rollout.canary import Canary, engines_of_share
 from sluice_operator.service.rollout.gpu_budget import Budget, PodCounts, plan_within
 from sluice_operator.service.rollout.in_place import plan_in_place
@@ -31,7 +31,7 @@ def full(name: str, count: int) -> RolloutRevision:
     return RolloutRevision(name, count, count, count, settled=True)
 
 
-def canary(step: int = 0, verdict: Verdict | None = None, **spec: Any) -> Canary:
+def canary(step: int = 0, verdict: CanaryVerdict | None = None, **spec: Any) -> Canary:
     return Canary(CanarySpec(**{"steps": [25, 50]} | spec), CanaryState(step, verdict))
 
 
@@ -98,7 +98,6 @@ def test_the_share_is_that_of_the_largest_step_whose_engines_are_ready(
         (40, 4, 12, "CanaryStep"),
         (40, 3, 0, "RollingOut"),
         (40, 0, 0, "RollingOut"),
-        (0, 0, 0, "RollingOut"),
     ],
 )
 def test_a_share_that_was_reached_stays_or_halves_with_the_engines_that_are_ready(
@@ -158,8 +157,49 @@ def test_less_than_half_of_a_reached_share_is_not_at_the_step(engines: int, reas
     assert (rollout.reason, rollout.is_judged) == (reason, True)
 
 
-def test_a_step_without_engines_is_not_reached() -> None:
-    assert plan(canary(), 0, ready(0)).canary == {MIXED: CanaryShare("b", "a", 0)}
+@pytest.mark.parametrize("verdict", [None, "held"])
+def test_a_canary_sleeps_where_no_engines_are_asked_for(verdict: CanaryVerdict | None) -> None:
+    present = replace(canary(), state=CanaryState(verdict=verdict, reached=1))
+    rollout = plan(present, 0, ready(0))
+    assert rollout.canary == {MIXED: CanaryShare("b", "a", 0)}
+    assert rollout.reason == "CanaryAsleep"
+    assert rollout.message.endswith(
+        "Step 1 of 2 waits, as no engines of pool mixed are asked for (`sluice rollout promote "
+        "--full`: all at once, `abort`: none)."
+    )
+    assert plan(canary(verdict="worse"), 0, ready(0)).reason == "CanaryWorse"
+
+
+def test_a_canary_sleeps_where_its_own_pool_alone_has_no_engines() -> None:
+    pools = tuple(replace(pool, replicas=2 * number) for number, pool in enumerate(two_pools()))
+    rollout = canary().plan(pools, {PREFILL: "p1", DECODE: "d1"})
+    assert rollout.reason == "CanaryAsleep"
+    assert "no engines of pool prefill are asked for" in rollout.message
+
+
+@pytest.mark.parametrize("signals", [{"errors": False, "slo": False}, {"errors": False}])
+def test_a_canary_that_nothing_promotes_waits_for_a_person(signals: dict[str, bool]) -> None:
+    rollout = plan(canary(judge=signals), 4, ready(2))
+    assert rollout.reason == "CanaryWaits"
+    assert rollout.message.startswith(
+        "Step 1 of 2, 25 % of requests go to the new revision, and a person decides "
+        "(`sluice rollout promote`: 50 %, `abort`: none): pool mixed: 2 of 2 engines"
+    )
+
+
+@pytest.mark.parametrize(("engines", "reason"), [(2, "CanaryWorse"), (0, "RollingOut")])
+def test_a_held_canary_without_its_engines_is_not_at_its_step(engines: int, reason: str) -> None:
+    present = replace(canary(), state=CanaryState(verdict="held", why="slow", reached=1))
+    rollout = plan(present, 4, ready(engines))
+    assert rollout.reason == reason
+    assert rollout.message.startswith("The canary is worse, and stays: slow. Step 1 of 2, ")
+
+
+def test_a_stalled_canary_says_how_long_it_had_no_verdict() -> None:
+    learnt = {"looked": f"{BEGAN:%Y-%m-%dT%H:%M:%SZ}", "seconds": 6000.0}
+    rollout = plan(replace(canary(), state=CanaryState(learnt=learnt)), 4, ready(2))
+    assert rollout.reason == "CanaryStalled"
+    assert "go to the new revision, without a verdict after 100 minutes, " in rollout.message
 
 
 def test_of_two_pools_the_share_waits_for_the_engines_of_both() -> None:
@@ -198,7 +238,7 @@ def test_the_stable_engines_follow_the_need_and_the_canary_its_share() -> None:
 
 
 @pytest.mark.parametrize("verdict", ["aborted", "worse", "late"])
-def test_the_engines_of_a_canary_that_has_ended_go(verdict: Verdict) -> None:
+def test_the_engines_of_a_canary_that_has_ended_go(verdict: CanaryVerdict) -> None:
     rollout = plan(canary(verdict=verdict), 4, full("b", 1))
     assert rollout.shares == {MIXED: {"b": 0, "a": 4}}
     assert rollout.canary == {MIXED: CanaryShare("b", "a", 0)}
@@ -283,7 +323,9 @@ def test_requests_follow_the_engines_where_the_former_ones_make_way_one_by_one()
 
 
 @pytest.mark.parametrize("verdict", ["aborted", "worse", "late"])
-def test_a_canary_that_has_ended_has_no_label_once_its_engines_are_gone(verdict: Verdict) -> None:
+def test_a_canary_that_has_ended_has_no_label_once_its_engines_are_gone(
+    verdict: CanaryVerdict,
+) -> None:
     over = canary(verdict=verdict)
     leaving = RolloutRevision("b", 0, settled=False)
     assert plan(over, 4, leaving).canary == {MIXED: CanaryShare("b", "a", 0)}
