@@ -269,3 +269,7 @@ async def test_status_shows_each_signal_with_a_bar() -> None:
     assert "·" in errors
     assert errors.endswith(" keys: errors 1.0 % against 1.0 %")
     assert time == f"  time     {'━' * 16}{'·' * 16} 1 of at least 2 minutes"
+    await watched.looks((740, 100), (3000, 3), times=1)
+    text = as_text(await session.service(), await session.pools(), await session.revisions())
+    assert text.startswith("Stopped: CanaryWorse: The canary is worse: errors 13.5 % against 0.1 %")
+    assert "━" not in text, "nothing more is counted"
