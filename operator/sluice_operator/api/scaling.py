@@ -194,7 +194,8 @@ class JudgeSpec(ApiModel):
     slo: bool = Field(
         default=True,
         description="Judges answers that miss spec.slo, while the new engines get no more requests "
-        "each, and the speed of steps at equal work. Without spec.slo the speed alone.",
+        "each, and the speed of steps at equal work. Without spec.slo the speed alone, which finds "
+        "a revision worse and never promotes it: without errors a person does.",
     )
     margin_points: int = Field(
         default=20,
@@ -258,7 +259,7 @@ class CanarySpec(ApiModel):
 
     @property
     def is_judged(self) -> bool:
-        """Whether the operator decides about the steps."""
+        """Whether the operator looks for a worse revision."""
         return self.judge.errors or self.judge.slo
 
 

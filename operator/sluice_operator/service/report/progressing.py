@@ -29,7 +29,7 @@ SHOWN_ROLLOUTS: Final = (
 def moves_check(plan: ServicePlan, updated: Check, stalled: Check | None) -> Check:
     """Whether the service is on its way to its spec, and why it is not there."""
     is_paused = plan.paused and updated.reason != reasons.CANARY_ABORTED
-    paused = "spec.paused is true: nothing but status is written." if is_paused else ""
+    paused = "spec.paused is true: nothing is changed." if is_paused else ""
     if rests := settled(updated, stalled, paused, "Everything is as the spec asks."):
         return rests
     if updated.reason == reasons.CANARY_ABORTED:
@@ -85,14 +85,16 @@ def stalled_check(
         return Check("True", adapters.reason, adapters.message)
     if plan.delivery.waiting is not None:
         return None
+    rollout = plan.rollout
+    if rollout is not None and rollout.reason in (reasons.CANARY_WORSE, reasons.CANARY_LATE):
+        return Check("True", rollout.reason, rollout.message)
     for pool in plan.pools:
         live = current_pool(children, pool)
         check = lifted(pool.role, live, STALLED) if is_reported(live) else None
         if check is not None and check.is_true:
             return check
-    needs_person = (HALTED, reasons.CANARY_WORSE, reasons.CANARY_LATE)
-    if plan.rollout is not None and plan.rollout.reason in needs_person:
-        return Check("True", plan.rollout.reason, plan.rollout.message)
+    if rollout is not None and rollout.reason == HALTED:
+        return Check("True", rollout.reason, rollout.message)
     if router.given_up:
         return Check("True", router.updated.reason, with_remedy(router.updated))
     return None

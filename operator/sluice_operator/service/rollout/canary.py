@@ -192,7 +192,7 @@ class Canary:
         evidence = StepEvidence.of(self.state.learnt)
         is_at_step = self._is_at_step(percent)
         reason = self._reason(evidence) if is_at_step else ROLLING_OUT
-        text = f"{self._step(percent, evidence)}: {engines}."
+        text = f"{self._step(percent, evidence)}{engines}."
         if asleep := [pool.role for pool in changed if not pool.replicas]:
             reason, text = CANARY_ASLEEP, self._asleep(asleep)
         plan = Rollout(shares, stable, reason, text, canary, is_judged=percent > 0)
@@ -304,14 +304,15 @@ def _has_engines(revision: RolloutRevision) -> bool:
 
 
 def _ready_text(changed: list[PoolState], shares: Mapping[Role, Shares], stable: Revisions) -> str:
-    """How many engines of both revisions are ready, for people."""
+    """How many engines of both revisions are ready in pools where some are not, for people."""
     texts = []
     for pool in changed:
         former = _stable_of(pool, stable)
         assert former is not None
         engines = shares[pool.role][pool.desired.name]
-        texts.append(
-            f"pool {pool.role}: {pool.desired.ready} of {engines} engines of revision "
-            f"{pool.desired.name} ready, {former.ready} of {pool.replicas} of {former.name}"
-        )
-    return ", ".join(texts)
+        if pool.desired.ready < engines or former.ready < pool.replicas:
+            texts.append(
+                f"pool {pool.role}: {pool.desired.ready} of {engines} engines of revision "
+                f"{pool.desired.name} ready, {former.ready} of {pool.replicas} of {former.name}"
+            )
+    return f": {', '.join(texts)}" if texts else ""

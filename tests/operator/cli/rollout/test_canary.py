@@ -259,6 +259,7 @@ async def test_a_canary_whose_engines_are_late_is_halted_and_stays_so() -> None:
     await person.cluster.reconciled()
     assert (person.counts, person.label) == ((0, 4), None)
     assert person.progressing() == ("False", "CanaryLate")
+    assert condition(person.cluster.status, "Stalled")["reason"] == "CanaryLate"
     assert condition(person.cluster.status, "Progressing")["message"].startswith(
         "The canary has ended: its engines were not ready in time: all requests go to the former"
     )

@@ -183,7 +183,7 @@ def test_a_canary_that_nothing_promotes_waits_for_a_person(signals: dict[str, bo
     assert rollout.reason == "CanaryWaits"
     assert rollout.message.startswith(
         "Step 1 of 2, 25 % of requests go to the new revision, and a person decides "
-        "(`sluice rollout promote`: 50 %, `abort`: none): pool mixed: 2 of 2 engines"
+        "(`sluice rollout promote`: 50 %, `abort`: none)."
     )
 
 
@@ -222,8 +222,11 @@ def test_a_complete_canary_of_a_single_engine_ends_nothing() -> None:
 def test_the_message_says_the_step_the_engines_and_what_comes_next() -> None:
     assert plan(canary(), 3, full("b", 1)).message == (
         "Step 1 of 2, 25 % of requests go to the new revision, nothing is counted yet "
-        "(`sluice rollout promote`: 50 %, `abort`: none): pool mixed: 1 of 1 engines of revision b "
-        "ready, 3 of 3 of a."
+        "(`sluice rollout promote`: 50 %, `abort`: none)."
+    )
+    assert plan(canary(), 4, ready(1)).message == (
+        "Step 1 of 2, 0 % of requests go to the new revision until its engines for 25 % are ready: "
+        "pool mixed: 1 of 2 engines of revision b ready, 4 of 4 of a."
     )
     assert "`sluice rollout promote`: all" in plan(canary(step=1), 4, full("b", 4)).message
     fewer = plan(canary(step=4, steps=[10]), 4, full("b", 1))
