@@ -104,7 +104,8 @@ def next_step(now: CanaryNow) -> tuple[CanaryState, str]:
     if state.verdict in ENDED:
         return CanaryState(), f"tried again: step 1 of {len(steps)}, {steps[0]} % of requests"
     plan = (now.service.get("status") or {}).get("rollout") or {}
-    if plan.get("reason") not in AT_STEP:
+    is_below = state.verdict == "held" and state.reached <= state.step
+    if plan.get("reason") not in AT_STEP or is_below:
         text = f"step {state.step + 1} is not reached, and --full does not wait for it"
         raise NoCanaryError(f"{text}: {plan.get('message', 'there is no status')}")
     state = state.next_step(len(steps))

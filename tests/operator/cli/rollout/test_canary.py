@@ -8,6 +8,7 @@ import json
 import pytest
 from sluice_contract.cluster.labels import CANARY
 from sluice_operator.cli.rollout.canary import (
+    CanaryNow,
     NoCanaryError,
     all_requests,
     next_step,
@@ -23,9 +24,11 @@ from sluice_operator.kube.kinds import (
     INFERENCE_SERVICE,
     SERVICE,
 )
-from sluice_operator.service.revisions.revision import DECISION, STATE
+from sluice_operator.service.revisions.canary_state import CanaryState
+from sluice_operator.service.revisions.revision import DECISION, STATE, Revision, State
 
 from tests.operator.cli.rollout.person import STEPS, Decisions, Person, rolled
+from tests.operator.examples import service
 from tests.operator.harness.memory_cluster import running
 from tests.operator.statuses import condition
 
@@ -174,6 +177,20 @@ async def test_a_canary_that_sleeps_is_not_complete_and_goes_on_with_engines() -
         await person.decides(next_step)
     await person.cluster.edited(replicas=4)
     assert (person.counts, person.progressing()) == ((2, 4), ("True", "CanaryStep"))
+
+
+@pytest.mark.parametrize(("reached", "is_refused"), [(1, True), (2, False)])
+def test_a_held_canary_is_not_promoted_below_its_step(reached: int, is_refused: bool) -> None:
+    state = CanaryState(step=1, verdict="held", reached=reached, percent=(25, 40)[reached - 1])
+    spec = service({"rollout": {"canary": {"steps": [25, 40, 50]}}})["spec"]
+    revision = Revision("r", 1, {"spec": spec}, State(canary=state))
+    status = {"rollout": {"reason": "CanaryWorse", "message": "The canary is worse, and stays."}}
+    now = CanaryNow({"status": status}, revision)
+    if is_refused:
+        with pytest.raises(NoCanaryError, match="step 2 is not reached"):
+            next_step(now)
+    else:
+        assert next_step(now)[0].step == 2
 
 
 async def test_an_abort_takes_the_requests_of_a_paused_service_and_leaves_the_engines() -> None:

@@ -177,18 +177,23 @@ def test_a_canary_sleeps_where_its_own_pool_alone_has_no_engines() -> None:
     assert "no engines of pool prefill are asked for" in rollout.message
 
 
-@pytest.mark.parametrize("signals", [{"errors": False, "slo": False}, {"errors": False}])
-def test_a_canary_that_nothing_promotes_waits_for_a_person(signals: dict[str, bool]) -> None:
+@pytest.mark.parametrize(
+    ("signals", "counts"),
+    [({"errors": False, "slo": False}, ""), ({"errors": False}, ", nothing is counted yet")],
+)
+def test_a_canary_that_nothing_promotes_waits_for_a_person(
+    signals: dict[str, bool], counts: str
+) -> None:
     rollout = plan(canary(judge=signals), 4, ready(2))
     assert rollout.reason == "CanaryWaits"
     assert rollout.message.startswith(
-        "Step 1 of 2, 25 % of requests go to the new revision, and a person decides "
+        f"Step 1 of 2, 25 % of requests go to the new revision{counts}, and a person decides "
         "(`sluice rollout promote`: 50 %, `abort`: none)."
     )
 
 
 @pytest.mark.parametrize(("engines", "reason"), [(2, "CanaryWorse"), (0, "RollingOut")])
-def test_a_held_canary_without_its_engines_is_not_at_its_step(engines: int, reason: str) -> None:
+def test_a_held_canary_is_worse_while_it_gets_requests(engines: int, reason: str) -> None:
     present = replace(canary(), state=CanaryState(verdict="held", why="slow", reached=1))
     rollout = plan(present, 4, ready(engines))
     assert rollout.reason == reason
