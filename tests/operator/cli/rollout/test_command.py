@@ -17,7 +17,7 @@ class Canaries:
     """A service with the changes of a canary's status."""
 
     def __init__(self, *conditions: dict[str, str]) -> None:
-        self._states = [told(**each) for each in conditions]
+        self._states = [told(1, **each) for each in conditions]
 
     async def service(self) -> Manifest:
         return self._states[0]
