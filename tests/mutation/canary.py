@@ -69,8 +69,8 @@ CANARY_MUTATIONS: Final = (
     Mutation(
         "canary: a pause keeps its requests",
         "plan",
-        "if rollout is None or not rollout.is_ended:",
-        "if rollout is None or rollout.reason:",
+        "if rollout is not None and rollout.is_ended:",
+        "if rollout is not None and not rollout.reason:",
         ("../cli/rollout/test_canary",),
         package="operator/service",
     ),

@@ -69,7 +69,9 @@ from sluice_operator.service.plan_events import (
 from sluice_operator.service.resolve.handover import key_secrets, policies
 from sluice_operator.service.resolve.planned_spec import PlannedSpec, decide_spec
 from sluice_operator.service.resolve.resolved_service import ResolvedPool, ResolvedService
+from sluice_operator.service.revisions.canary_state import ENDED
 from sluice_operator.service.revisions.history import plan_history
+from sluice_operator.service.revisions.revision import revisions_of
 from sluice_operator.service.rollout.mode_switch import NO_FORMER, Former, former_manifests
 from sluice_operator.service.rollout.planned_rollout import (
     PlannedPool,
@@ -141,14 +143,18 @@ def _paused(plan: ServicePlan, children: Children) -> ServicePlan:
     noted, rollout = plan.decided, plan.rollout
     if noted is None or (identity(noted), noted["revision"]) not in live:
         nothing = replace(nothing, decided=None, decision_events=())
-    if rollout is None or not rollout.is_ended:
-        return nothing
     shares = {identity(item): share_of(item) for item in of_kind(children, SERVICE)}
     services = tuple(
         item for item in plan.apply if (share := shares.get(identity(item))) and share.percent
     )
-    text = f"{rollout.message} Its engines stay, as spec.paused is true."
-    return replace(nothing, apply=services, rollout=replace(rollout, message=text))
+    if rollout is not None and rollout.is_ended:
+        text = f"{rollout.message} Its engines stay, as spec.paused is true."
+        return replace(nothing, apply=services, rollout=replace(rollout, message=text))
+    # Another spec waits, while the canary that runs has ended.
+    running = next(revisions_of(children).newest_first, None)
+    has_ended = running is not None and running.canary.verdict in ENDED
+    has_no_share = all((share := share_of(item)) and not share.percent for item in services)
+    return replace(nothing, apply=services) if has_ended and has_no_share else nothing
 
 
 def _first_delivery(children: Children, top: Owner, delivery: Delivery) -> ServicePlan:

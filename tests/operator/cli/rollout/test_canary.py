@@ -227,6 +227,11 @@ async def test_another_spec_of_a_paused_service_is_not_written() -> None:
     before = [(kind, name) for kind, name in person.cluster.api.objects]
     await person.cluster.edited(engine={"chunkSize": 128})
     assert [(kind, name) for kind, name in person.cluster.api.objects] == before
+    running = f"{person.new}.{person.former}"
+    assert person.label == f"{running}.25"
+    await person.decides(no_requests)
+    assert person.counts == (2, 4)
+    assert (person.label or "").endswith(f".{person.former}.0"), "what runs gets no request"
 
 
 async def test_another_spec_after_an_aborted_one_is_a_canary_again() -> None:
