@@ -208,9 +208,9 @@ class Canary:
         if self.state.verdict == "held":
             text = f"The canary is worse, and stays: {self.state.why}. {plan.message}"
             return replace(plan, reason=CANARY_WORSE if percent else reason, message=text)
-        is_begun = self.state.reached < len(self._steps)
         if asleep:
             return plan
+        is_begun = self.state.reached < len(self._steps)
         if (
             is_begun
             and self.spec.on_worse == "Halt"
