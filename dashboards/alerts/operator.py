@@ -14,9 +14,11 @@ from sluice_operator.api.conditions import (
 )
 from sluice_operator.autoscale.events import CONTESTED, FAILED, UNSEEN
 from sluice_operator.conditions.reasons import (
+    CANARY_ASLEEP,
     CANARY_LATE,
     CANARY_STALLED,
     CANARY_STEP,
+    CANARY_WAITS,
     CANARY_WORSE,
     ROLLOUT_HALTED,
 )
@@ -30,7 +32,9 @@ IN_POOL: Final = ("namespace", "name", "role")
 BLIND: Final = f'reason=~"{UNSEEN}.+|{FAILED}|{CONTESTED}"'
 """Not those of services that nobody asked to scale."""
 NOT_TRUE: Final = 'status!="True"'
-AT_STEP: Final = is_so(PROGRESSING, f'reason=~"{CANARY_STEP}|{CANARY_STALLED}"')
+AT_STEP: Final = is_so(
+    PROGRESSING, f'reason=~"{CANARY_STEP}|{CANARY_STALLED}|{CANARY_WAITS}|{CANARY_ASLEEP}"'
+)
 """1 for each service whose canary has no verdict yet."""
 HALTED: Final = f'reason=~"{ROLLOUT_HALTED}|{CANARY_WORSE}|{CANARY_LATE}"'
 
@@ -93,6 +97,17 @@ SERVICES: Final = (
         summary=f"{AT_NAME}: a canary has no verdict",
         description="The step has lasted ten times its minutes. Its engines stay, in addition to "
         "all former ones, until a person decides. The condition Progressing has the counts.",
+        panel=(service.UID, "Conditions"),
+    ),
+    of_names(
+        name="SluiceCanaryWaits",
+        value=is_so(PROGRESSING, f'reason="{CANARY_WAITS}"'),
+        condition="== 1",
+        lasting="1440m",
+        severity="warning",
+        summary=f"{AT_NAME}: a canary has waited a day for a decision",
+        description="Nothing promotes it but a person. Its engines stay, in addition to all former "
+        "ones. The condition Progressing has the step.",
         panel=(service.UID, "Conditions"),
     ),
     of_names(

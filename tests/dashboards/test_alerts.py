@@ -99,12 +99,16 @@ CASES: Final[dict[str, Case]] = {
     "SluiceNotUpdated": (
         (NOT_UPDATED, "1x500", "1x500"),
         (PROGRESSING % "RollingOut", "1x500", None),
-        (PROGRESSING % "CanaryStalled", None, "1x500"),
+        (PROGRESSING % "CanaryAsleep", None, "1x500"),
     ),
     "SluiceRolloutHalted": condition("Progressing", "False", "CanaryWorse"),
     "SluiceCanaryStalled": (
         (PROGRESSING % "CanaryStalled", "1x500", None),
         (PROGRESSING % "CanaryStep", None, "1x500"),
+    ),
+    "SluiceCanaryWaits": (
+        (PROGRESSING % "CanaryWaits", "1x1500", None),
+        (PROGRESSING % "CanaryStep", None, "1x1500"),
     ),
     "SluiceScalingInactive": condition("ScalingActive", "False", "MetricsMissing"),
     "SluiceAcceleratorUnverified": condition("AcceleratorVerified", "False", right_is="Unknown"),

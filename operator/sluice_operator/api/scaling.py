@@ -194,7 +194,8 @@ class JudgeSpec(ApiModel):
     slo: bool = Field(
         default=True,
         description="Judges answers that miss spec.slo, while the new engines get no more requests "
-        "each, and the speed of steps at equal work. Without spec.slo the speed alone.",
+        "each, and the speed of steps at equal work. Without spec.slo the speed alone, which finds "
+        "a revision worse and never promotes it: without errors a person does.",
     )
     margin_points: int = Field(
         default=20,
@@ -208,14 +209,15 @@ class JudgeSpec(ApiModel):
 class CanarySpec(ApiModel):
     """A share of requests for a new revision, before it gets all."""
 
-    steps: list[Annotated[int, Field(ge=1, le=99)]] = Field(
+    steps: list[Annotated[int, Field(ge=1, le=50)]] = Field(
         default=[10],
         min_length=1,
         max_length=8,
         json_schema_extra=ATOMIC,
         description="Percent of requests that go to the new revision, step by step; each more than "
         "the one before. The next one follows once the judge has found no difference, or with "
-        "`sluice rollout promote`; after the last one all.",
+        "`sluice rollout promote`; after the last one all. From 50 the next step is all: with "
+        "more, as many new engines as old ones would each get more requests than these.",
     )
     minutes: int = Field(
         default=10,
@@ -257,7 +259,7 @@ class CanarySpec(ApiModel):
 
     @property
     def is_judged(self) -> bool:
-        """Whether the operator decides about the steps."""
+        """Whether the operator looks for a worse revision."""
         return self.judge.errors or self.judge.slo
 
 

@@ -118,7 +118,8 @@ class InferenceServiceSpec(ApiModel):
     paused: bool = Field(
         default=False,
         json_schema_extra=CRD_DEFAULT,
-        description="True: the operator writes nothing but status.",
+        description="True: the operator writes nothing but status. A canary that was aborted or "
+        "found worse loses its requests all the same.",
     )
 
     RULES: ClassVar = (

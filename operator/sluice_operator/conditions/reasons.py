@@ -19,14 +19,20 @@ ROLLING_OUT: Final = "RollingOut"
 ROLLOUT_HALTED: Final = "RolloutHalted"
 """Reason of Progressing: what is new fails, and what was there before keeps serving."""
 CANARY_STEP: Final = "CanaryStep"
-"""Reason of Progressing: a new revision has a share of requests, until it is judged or a person
-decides."""
+"""Reason of Progressing: a new revision has the share of its step, and is judged."""
 CANARY_STALLED: Final = "CanaryStalled"
-"""Reason of Progressing: too few requests were counted to judge a canary."""
+"""Reason of Progressing: a step has had no verdict for ten times its minutes, as too few requests
+were counted, or too many of them failed with both revisions."""
+CANARY_WAITS: Final = "CanaryWaits"
+"""Reason of Progressing: a new revision has the share of its step, and only a person promotes
+it."""
+CANARY_ASLEEP: Final = "CanaryAsleep"
+"""A canary's pool has no engines, so its step goes on once the pool has some."""
 CANARY_WORSE: Final = "CanaryWorse"
-"""The operator has found a canary worse than what was there before."""
-AT_STEP: Final = frozenset({CANARY_STEP, CANARY_STALLED, CANARY_WORSE})
-"""Reasons of a roll-out whose canary has the share of its step."""
+"""The operator has found a canary worse than what was there before: it has ended, or stays with its
+share."""
+AT_STEP: Final = frozenset({CANARY_STEP, CANARY_STALLED, CANARY_WAITS, CANARY_WORSE})
+"""Reasons of a roll-out whose canary has the share of its step, or was found worse there."""
 CANARY_LATE: Final = "CanaryLate"
 """Engines of a canary were not ready in time, and what was there before has all requests."""
 CANARY_ABORTED: Final = "CanaryAborted"
@@ -62,8 +68,8 @@ PODS_NOT_LEAVING: Final = "PodsNotLeaving"
 
 HEALTHY: Final = frozenset(
     {
-        ALL_READY, SCALED_TO_ZERO, APPLYING, STARTING, ROLLING_OUT, PAUSED, EDITED, RESOLVING,
-        FETCHING, TAKING_OVER,
+        ALL_READY, SCALED_TO_ZERO, APPLYING, STARTING, ROLLING_OUT, CANARY_ASLEEP, PAUSED, EDITED,
+        RESOLVING, FETCHING, TAKING_OVER,
     }
 )  # fmt: skip
 """Expected in normal operation; all others cause a warning event. (The event about an edit is

@@ -17,7 +17,6 @@ from sluice_operator.apply.executor import Executor, executor
 from sluice_operator.autoscale.carry_out import PoolScaler, Victims
 from sluice_operator.autoscale.inventory import ScalingInventory
 from sluice_operator.autoscale.journals import Journals
-from sluice_operator.autoscale.looks import CanaryLoop
 from sluice_operator.autoscale.loops import Autoscaler
 from sluice_operator.autoscale.mover import Mover
 from sluice_operator.autoscale.query import RouterQuery, query_session
@@ -48,6 +47,7 @@ from sluice_operator.probes.optional_kinds import OptionalKinds
 from sluice_operator.probes.refused_pods import RefusedPods
 from sluice_operator.probes.router_ledgers import RouterLedgers
 from sluice_operator.process.admission import Admission, Endpoint
+from sluice_operator.process.canaries import CanaryLoop
 from sluice_operator.process.defects import Defects
 from sluice_operator.process.lease import (
     RELEASE_SECONDS,

@@ -17,6 +17,7 @@ from sluice_operator.apply.plan import Adoption, Identity, Plan, identity
 from sluice_operator.delivery.adapters import NO_ADAPTERS, AdapterDelivery
 from sluice_operator.delivery.delivery import NO_DELIVERY, Delivery
 from sluice_operator.kube.kinds import (
+    CONTROLLER_REVISION,
     ENGINE_POOL,
     HTTP_ROUTE,
     INFERENCE_POOL,
@@ -25,6 +26,7 @@ from sluice_operator.kube.kinds import (
     OPTIONAL_CHILDREN,
     POD_MONITOR,
     PROMETHEUS_RULE,
+    SERVICE,
     SERVICE_CHILDREN,
     Kind,
     Manifest,
@@ -46,6 +48,7 @@ from sluice_operator.manifests.network import (
     front_service,
     pool_service,
     router_policy,
+    share_of,
 )
 from sluice_operator.manifests.ownership import is_free, is_unowned, owners_with, pool_role
 from sluice_operator.manifests.route import http_route, inference_pool, pool_refusal
@@ -66,9 +69,16 @@ from sluice_operator.service.plan_events import (
 from sluice_operator.service.resolve.handover import key_secrets, policies
 from sluice_operator.service.resolve.planned_spec import PlannedSpec, decide_spec
 from sluice_operator.service.resolve.resolved_service import ResolvedPool, ResolvedService
+from sluice_operator.service.revisions.canary_state import ENDED
 from sluice_operator.service.revisions.history import plan_history
+from sluice_operator.service.revisions.revision import revisions_of
 from sluice_operator.service.rollout.mode_switch import NO_FORMER, Former, former_manifests
-from sluice_operator.service.rollout.planned_rollout import PlannedPool, PlannedRollout, roll_out
+from sluice_operator.service.rollout.planned_rollout import (
+    PlannedPool,
+    PlannedRollout,
+    canary_state,
+    roll_out,
+)
 from sluice_operator.service.rollout.revisions import pod_changes
 from sluice_operator.service.rollout.surge import Rollout
 
@@ -121,12 +131,30 @@ def plan_service(observed: ServiceObserved) -> ServicePlan:
     adopt = tuple(_adoptions(observed.children, top, plan))
     events = (*plan.events, *delivery.events, *taken_over(adopt))
     plan = replace(plan, adopt=adopt, events=events, refusal=refusal, delivery=delivery)
-    return _paused(plan) if decision.is_paused else plan
+    return _paused(plan, observed.children) if decision.is_paused else plan
 
 
-def _paused(plan: ServicePlan) -> ServicePlan:
+def _paused(plan: ServicePlan, children: Children) -> ServicePlan:
+    """The plan while spec.paused is true. Of a canary alone what is learnt is noted, and one that
+    has ended gets no request any more."""
     nothing = replace(plan, secrets=(), apply=(), take_over=(), let_go=(), prune=(), events=())
-    return replace(nothing, decided=None, decision_events=(), adopt=(), record=None, paused=True)
+    nothing = replace(nothing, adopt=(), record=None, paused=True)
+    live = {(identity(item), item["revision"]) for item in of_kind(children, CONTROLLER_REVISION)}
+    noted, rollout = plan.decided, plan.rollout
+    if noted is None or (identity(noted), noted["revision"]) not in live:
+        nothing = replace(nothing, decided=None, decision_events=())
+    shares = {identity(item): share_of(item) for item in of_kind(children, SERVICE)}
+    services = tuple(
+        item for item in plan.apply if (share := shares.get(identity(item))) and share.percent
+    )
+    if rollout is not None and rollout.is_ended:
+        text = f"{rollout.message} Its engines stay, as spec.paused is true."
+        return replace(nothing, apply=services, rollout=replace(rollout, message=text))
+    # Another spec waits, while the canary that runs has ended.
+    running = next(revisions_of(children).newest_first, None)
+    has_ended = running is not None and running.canary.verdict in ENDED
+    has_no_share = all((share := share_of(item)) and not share.percent for item in services)
+    return replace(nothing, apply=services) if has_ended and has_no_share else nothing
 
 
 def _first_delivery(children: Children, top: Owner, delivery: Delivery) -> ServicePlan:
@@ -170,9 +198,7 @@ def _with_children(
     return ServicePlan(
         secrets=key_secrets(there, top, (pool.spec for pool in resolved.pools)),
         decided=history.decided,
-        decision_events=canary_judged(
-            resolved.revisions.canary_of(resolved.revision), rollout.rollout.learnt
-        ),
+        decision_events=canary_judged(canary_state(resolved), rollout.rollout.learnt),
         apply=(*needed, *optional),
         record=history.record,
         take_over=tuple(

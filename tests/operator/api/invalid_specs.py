@@ -180,7 +180,7 @@ INVALID: dict[str, Invalid] = {
         {"rollout": {"canary": {"steps": []}}}, "spec.rollout.canary.steps"
     ),
     "a canary's step of all": Invalid(
-        {"rollout": {"canary": {"steps": [50, 100]}}}, "spec.rollout.canary.steps[1]"
+        {"rollout": {"canary": {"steps": [50, 51]}}}, "spec.rollout.canary.steps[1]"
     ),
     "unknown provider": Invalid({"autoscaling": {"provider": "Me"}}, "spec.autoscaling.provider"),
     "a collector's port above all ports": Invalid(

@@ -79,6 +79,8 @@ SPECS: list[tuple[dict[str, Any], str]] = [
     ({"rollout": {"canary": {"minutes": 5, "judge": {"errors": False, "slo": False}}}},
      "spec.rollout.canary.minutes: 5 is not allowed; allowed: only with judge.errors or judge.slo: "
      "a person decides about every step"),
+    ({"rollout": {"canary": {"steps": [25, 60]}}},
+     "spec.rollout.canary.steps[1]: 60 is not allowed; allowed: a number, at most 50"),
     ({"rollout": {"canary": {"steps": [25, 5]}}},
      "spec.rollout.canary.steps: [25,5] is not allowed; allowed: percents that grow with each "
      "step"),

@@ -218,12 +218,12 @@ def test_a_plan_says_who_decides_the_numbers_and_what_follows(
 
 @pytest.mark.parametrize(
     ("replicas", "steps"),
-    [(4, "5 % on 1 engine more, 25 % on 2, 60 % on 4"), (40, "5 % on 3 engines more, 25 % on 14")],
+    [(4, "5 % on 1 engine more, 25 % on 2, 50 % on 4"), (40, "5 % on 3 engines more, 25 % on 14")],
 )
 def test_a_plan_says_what_engines_the_steps_of_a_canary_take(
     replicas: int, steps: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    canary = {"rollout": {"canary": {"steps": [5, 25, 60]}}, "replicas": replicas}
+    canary = {"rollout": {"canary": {"steps": [5, 25, 50]}}, "replicas": replicas}
     text = plan_text(tmp_path, capsys, canary)
     assert f"  Pool mixed: {steps}" in text
     assert ", then all" in text

@@ -174,7 +174,7 @@ async def test_a_canary_is_promoted_and_another_one_aborted(
     await labelled(cluster, namespace, "25")
     await comes_to_rest(cluster, namespace)
     assert len(await cluster.list(DEPLOYMENT, namespace)) == 3, "nothing of it is ended"
-    assert await sluice("status") == 0
+    assert await sluice("status", "--no-watch") == 0
     assert "Canary: CanaryStep: Step 1 of 1, 25 %" in capsys.readouterr().out
 
     spec = (await cluster.get(INFERENCE_SERVICE, namespace, "chat"))["spec"]

@@ -35,7 +35,7 @@ class CanaryNow(NamedTuple):
         return self.revision.canary
 
     def steps(self) -> list[int]:
-        """Percents of its steps.
+        """Percents of all its steps; none where the spec has no canary any more.
 
         Raises:
             NoCanaryError: this release of the command cannot read its spec.
@@ -44,9 +44,8 @@ class CanaryNow(NamedTuple):
             spec = parse(InferenceServiceSpec, self.revision.spec, "spec")
         except InvalidSpecError as error:
             raise NoCanaryError(f"its spec cannot be read: {error}") from None
-        assert spec.rollout is not None
-        assert spec.rollout.canary is not None
-        return spec.rollout.canary.steps
+        canary = spec.rollout.canary if spec.rollout else None
+        return self.state.steps_among(canary.steps) if canary else []
 
 
 Decide = Callable[[CanaryNow], tuple[CanaryState, str]]
@@ -69,7 +68,7 @@ def decision(
     if (service.get("status") or {}).get("observedGeneration") != service["metadata"]["generation"]:
         raise NoCanaryError(NOT_OBSERVED)
     revision = next(revisions_of(revisions).newest_first, None)
-    if revision is None or (revision.spec.get("rollout") or {}).get("canary") is None:
+    if revision is None or not (_has_canary(revision) or revision.canary.verdict in ENDED):
         raise NoCanaryError("spec.rollout.canary is not set")
     if not _is_being_rolled_out(revision):
         raise NoCanaryError("no new revision is being rolled out")
@@ -81,6 +80,10 @@ def decision(
     number, seen = revision.canary.decision + 1, revision.state.canary.place
     state = CanaryState(state.step, state.verdict, number, seen=seen)
     return revision.name, json.dumps(state.to_json_dict(), separators=(",", ":")), text
+
+
+def _has_canary(revision: Revision) -> bool:
+    return (revision.spec.get("rollout") or {}).get("canary") is not None
 
 
 def _is_being_rolled_out(revision: Revision) -> bool:
@@ -96,10 +99,13 @@ def next_step(now: CanaryNow) -> tuple[CanaryState, str]:
         NoCanaryError: the engines of the present step are not ready.
     """
     steps, state = now.steps(), now.state
+    if not steps:
+        return all_requests(now)
     if state.verdict in ENDED:
         return CanaryState(), f"tried again: step 1 of {len(steps)}, {steps[0]} % of requests"
     plan = (now.service.get("status") or {}).get("rollout") or {}
-    if plan.get("reason") not in AT_STEP:
+    is_below = state.verdict == "held" and state.reached <= state.step
+    if plan.get("reason") not in AT_STEP or is_below:
         text = f"step {state.step + 1} is not reached, and --full does not wait for it"
         raise NoCanaryError(f"{text}: {plan.get('message', 'there is no status')}")
     state = state.next_step(len(steps))

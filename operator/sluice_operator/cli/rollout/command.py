@@ -22,7 +22,7 @@ from sluice_operator.cli.rollout.canary import (
     next_step,
     no_requests,
 )
-from sluice_operator.cli.rollout.progress import as_text, bars, progress_of
+from sluice_operator.cli.rollout.progress import as_text, bars, progress_of, signals
 from sluice_operator.cli.rollout.session import MissingServiceError, Session, session
 from sluice_operator.cli.rollout.undo import (
     NothingToUndoError,
@@ -35,15 +35,17 @@ from sluice_operator.cli.rollout.undo import (
     target,
     undone,
 )
+from sluice_operator.conditions.reasons import CANARY_STEP
 from sluice_operator.kube.errors import OperatorError
 from sluice_operator.kube.kinds import Manifest
 
 FAILED: Final = 1
 UNUSABLE: Final = 2
 STATUSES: Final = (
-    "Exit status: 0, also at a canary's step; 1 where the roll-out has stopped, the time is over, "
-    "a decision about a canary is refused (nothing changes), or there is no such service or "
-    "revision; 2 where there is no cluster, or it refuses."
+    "Exit status: 0 where all is done, or a canary's step waits for a person; 1 where the roll-out "
+    "has stopped, a canary is worse or stalled, the time is over, a decision about a canary is "
+    "refused (nothing changes), or there is no such service or revision; 2 where there is no "
+    "cluster, or it refuses."
 )
 
 
@@ -75,19 +77,22 @@ async def _status(opened: Session, options: argparse.Namespace) -> int:
         print(f"sluice rollout status: {options.name}: {text}", file=sys.stderr)
         return FAILED
     print(as_text(service, await opened.pools(), await opened.revisions()), flush=True)
-    return FAILED if progress_of(service).state == "Stopped" else 0
+    return FAILED if progress_of(service).has_failed else 0
 
 
 async def _followed(opened: Session) -> Manifest:
-    """The service once its roll-out is done, at a step or has stopped; prints each change until
-    then, in a terminal with bars."""
+    """The service once its roll-out is done, has stopped or waits for a person; prints each change
+    until then, in a terminal with bars."""
     printed: list[str] = []
     async with aclosing(opened.states()) as states:
         async for service in states:
             progress = progress_of(service)
-            if progress.state != "Waiting":
+            if progress.is_over:
                 return service
-            lines = [progress.line, *(bars(service) if sys.stdout.isatty() else ())]
+            lines = [progress.line]
+            if sys.stdout.isatty():
+                is_judged = progress.reason == CANARY_STEP
+                lines += signals(await opened.revisions()) if is_judged else bars(service)
             if lines != printed:
                 print("\n".join(lines), flush=True)
                 printed = lines
@@ -136,7 +141,7 @@ async def _decide(opened: Session, decide: Decide) -> int:
     item = next(item for item in items if item["metadata"]["name"] == revision)
     await opened.decide(item, annotation)
     print(f"{opened.name}: {text}")
-    _warn_of_pause(service)
+    _warn_of_pause(service, "its engines stay" if decide is no_requests else "it waits")
     return 0
 
 
@@ -154,9 +159,9 @@ async def _edit(
     return 0
 
 
-def _warn_of_pause(service: Manifest) -> None:
+def _warn_of_pause(service: Manifest, text: str = "it waits") -> None:
     if service["spec"].get("paused"):
-        print("sluice rollout: it waits, as spec.paused is true", file=sys.stderr)
+        print(f"sluice rollout: {text}, as spec.paused is true", file=sys.stderr)
 
 
 def _seconds(word: str) -> float:
@@ -176,7 +181,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="sluice rollout", description=text, epilog=STATUSES)
     commands = parser.add_subparsers(required=True, dest="name_of_command", metavar="COMMAND")
     for name, command, text in (
-        ("status", _status, "waits until the spec is carried out, or at a canary's step"),
+        ("status", _status, "waits until the spec is carried out, or a person is needed"),
         ("history", _history, "the specs that it has been complete with, which undo goes back to"),
         ("undo", _undo, "edits the spec: back to the last one that was complete"),
         ("restart", _restart, "replaces engines and routers by new ones, one after the other"),
@@ -190,7 +195,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("name", help="of the InferenceService")
         sub.add_argument("-n", "--namespace", help="default: that of the kubeconfig's context")
         if command is _status:
-            text = "wait until it is complete, at a step or stopped (default: yes)"
+            text = "wait until it is complete, has stopped or waits for a person (default: yes)"
             watch = argparse.BooleanOptionalAction
             sub.add_argument("-w", "--watch", action=watch, default=True, help=text)
             text = "how long to wait, such as 15m; 0: without an end (default)"

@@ -6,6 +6,7 @@ Pure. Reads statuses of an InferenceService and its EnginePools.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Final, Literal, NamedTuple
 
 from sluice_operator.api.conditions import PROGRESSING, STALLED, UPDATED
@@ -30,13 +31,15 @@ STOPPED: Final = frozenset(
     }
 )
 """Reasons of Progressing after which nothing changes without a person."""
+AT_STEP: Final = frozenset({reasons.CANARY_STEP, reasons.CANARY_STALLED, reasons.CANARY_WAITS})
+"""Reasons of Progressing while a canary has the share of its step, and may get the next one."""
 
 
 class RolloutProgress(NamedTuple):
     """How far the present spec has been carried out."""
 
     state: Literal["Done", "Canary", "Waiting", "Stopped"]
-    """Canary: a step is reached, and waits for a person."""
+    """Canary: a step is reached, and is judged or waits for a person."""
     reason: str
     message: str
 
@@ -44,6 +47,16 @@ class RolloutProgress(NamedTuple):
     def line(self) -> str:
         """One line for a log."""
         return f"{self.state}: {self.reason}: {self.message}"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all is done, or a person is needed."""
+        return self.has_failed or self.state == "Done" or self.reason == reasons.CANARY_WAITS
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the spec is not carried out, and it is unknown whether it will be."""
+        return self.state == "Stopped" or self.reason == reasons.CANARY_STALLED
 
 
 def progress_of(service: Manifest) -> RolloutProgress:
@@ -59,8 +72,10 @@ def progress_of(service: Manifest) -> RolloutProgress:
         condition = find(status, kind) or {}
         if _has_stopped(kind, condition):
             return RolloutProgress("Stopped", condition["reason"], condition["message"])
-        if condition.get("reason") in (reasons.CANARY_STEP, reasons.CANARY_STALLED):
+        if condition.get("reason") in AT_STEP:
             return RolloutProgress("Canary", condition["reason"], condition["message"])
+        if condition.get("reason") == reasons.PAUSED:
+            return RolloutProgress("Waiting", reasons.PAUSED, condition["message"])
     return RolloutProgress("Waiting", updated["reason"], updated["message"])
 
 
@@ -79,8 +94,8 @@ def as_text(
     plan = (service.get("status") or {}).get("rollout") or {}
     rows = [("pool", "revision", "", "engines", "ready"), *_rows(pools)]
     lines = [progress.line, *(table(rows) if len(rows) > 1 else ())]
-    if plan.get("reason") in reasons.AT_STEP:
-        lines.extend(_signals(revisions))
+    if plan.get("reason") in (reasons.CANARY_STEP, reasons.CANARY_STALLED):
+        lines.extend(signals(revisions))
     if progress.state in ("Waiting", "Stopped") and plan:
         text = f"{plan['reason']}: {plan['message']}"
         if not progress.line.endswith(f": {text}"):
@@ -88,7 +103,7 @@ def as_text(
     return "\n".join(lines)
 
 
-def _signals(items: tuple[Manifest, ...]) -> Iterator[str]:
+def signals(items: tuple[Manifest, ...]) -> Iterator[str]:
     """A bar for each signal that judges the canary of the newest revision, and for the time."""
     revision = next(revisions_of(items).newest_first, None)
     if revision is None:
@@ -100,6 +115,8 @@ def _signals(items: tuple[Manifest, ...]) -> Iterator[str]:
     evidence = StepEvidence.of(revision.canary.learnt)
     if judge is None or evidence.answers is None:
         return
+    steps = revision.canary.steps_among(judge.spec.steps)
+    judge = replace(judge, spec=judge.spec.model_copy(update={"steps": steps}))
     for signal, count, needed, text in judge.rows(evidence):
         shown = bar(min(1.0, count / max(1, needed)), BAR_CELLS)
         yield f"  {signal:<9}{shown} {count:,} of about {needed:,} keys: {text}"

@@ -67,7 +67,7 @@ from sluice_operator.service.report.part_status import (
 )
 from sluice_operator.service.report.priorities_count import priorities_check
 from sluice_operator.service.report.progressing import (
-    canary_ended,
+    canary_stays,
     halted_check,
     interrupts_check,
     lost_gpus,
@@ -174,7 +174,7 @@ def _checks(
     children = observed.children
     parts = _parts(children, observed.pods, plan, now)
     ready = {kind: part.ready for kind, part in parts.items()}
-    updated = obstacle or canary_ended(plan) or lost_gpus(observed, plan, now)
+    updated = obstacle or canary_stays(plan) or lost_gpus(observed, plan, now)
     updated = updated or up_to_date(parts.values())
     if updated.is_true:
         name, paused = observed.service["metadata"]["name"], plan.paused

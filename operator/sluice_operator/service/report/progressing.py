@@ -20,13 +20,16 @@ from sluice_operator.service.rollout.in_place import HALTED, IN_PLACE
 from sluice_operator.service.rollout.lent_gpus import INTERRUPTS
 from sluice_operator.service.rollout.pairing import NO_PAIR
 
-SHOWN_ROLLOUTS: Final = frozenset({IN_PLACE, WAITS_FOR_BUDGET, NO_PAIR}) | reasons.AT_STEP
+SHOWN_ROLLOUTS: Final = (
+    frozenset({IN_PLACE, WAITS_FOR_BUDGET, NO_PAIR, reasons.CANARY_ASLEEP}) | reasons.AT_STEP
+)
 """Reasons of a roll-out that become the reason of Progressing."""
 
 
 def moves_check(plan: ServicePlan, updated: Check, stalled: Check | None) -> Check:
     """Whether the service is on its way to its spec, and why it is not there."""
-    paused = "spec.paused is true: nothing but status is written." if plan.paused else ""
+    is_paused = plan.paused and updated.reason != reasons.CANARY_ABORTED
+    paused = "spec.paused is true: nothing is changed." if is_paused else ""
     if rests := settled(updated, stalled, paused, "Everything is as the spec asks."):
         return rests
     if updated.reason == reasons.CANARY_ABORTED:
@@ -36,12 +39,14 @@ def moves_check(plan: ServicePlan, updated: Check, stalled: Check | None) -> Che
     return Check("True", updated.reason, updated.message)
 
 
-def canary_ended(plan: ServicePlan) -> Check | None:
-    """Why the spec is not carried out any further after its canary; None: it is."""
+def canary_stays(plan: ServicePlan) -> Check | None:
+    """Why the spec is not carried out any further after its canary, or while that sleeps; None: it
+    is."""
     rollout = plan.rollout
-    if rollout is None or not plan.is_accepted or plan.paused:
+    if rollout is None or not plan.is_accepted:
         return None
-    return Check("False", rollout.reason, rollout.message) if rollout.is_ended else None
+    stays = rollout.is_ended or rollout.reason == reasons.CANARY_ASLEEP
+    return Check("False", rollout.reason, rollout.message) if stays else None
 
 
 def interrupts_check(plan: ServicePlan) -> Check | None:
@@ -80,14 +85,16 @@ def stalled_check(
         return Check("True", adapters.reason, adapters.message)
     if plan.delivery.waiting is not None:
         return None
+    rollout = plan.rollout
+    if rollout is not None and rollout.reason in (reasons.CANARY_WORSE, reasons.CANARY_LATE):
+        return Check("True", rollout.reason, rollout.message)
     for pool in plan.pools:
         live = current_pool(children, pool)
         check = lifted(pool.role, live, STALLED) if is_reported(live) else None
         if check is not None and check.is_true:
             return check
-    needs_person = (HALTED, reasons.CANARY_WORSE, reasons.CANARY_LATE)
-    if plan.rollout is not None and plan.rollout.reason in needs_person:
-        return Check("True", plan.rollout.reason, plan.rollout.message)
+    if rollout is not None and rollout.reason == HALTED:
+        return Check("True", rollout.reason, rollout.message)
     if router.given_up:
         return Check("True", router.updated.reason, with_remedy(router.updated))
     return None

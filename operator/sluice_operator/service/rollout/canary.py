@@ -7,6 +7,7 @@ or by a person, and recorded in the revision before anything follows from them.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -19,9 +20,11 @@ from sluice_operator.api.scaling import CanarySpec
 from sluice_operator.conditions.pods import first_failure, is_ready
 from sluice_operator.conditions.reasons import (
     CANARY_ABORTED,
+    CANARY_ASLEEP,
     CANARY_LATE,
     CANARY_STALLED,
     CANARY_STEP,
+    CANARY_WAITS,
     CANARY_WORSE,
 )
 from sluice_operator.kube.kinds import Manifest
@@ -29,7 +32,7 @@ from sluice_operator.manifests.engine import revision_of
 from sluice_operator.scaled import Look
 from sluice_operator.service.revisions.canary_state import ENDED, CanaryState
 from sluice_operator.service.rollout.pairing import NO_PAIR
-from sluice_operator.service.rollout.step import CanaryJudge, StepEvidence, percent_of
+from sluice_operator.service.rollout.step import STALLED, CanaryJudge, StepEvidence, percent_of
 from sluice_operator.service.rollout.surge import (
     ROLLING_OUT,
     PoolState,
@@ -65,6 +68,11 @@ class Canary:
     def judge(self) -> CanaryJudge:
         """What judges the steps."""
         return CanaryJudge(self.spec, self.has_slo)
+
+    @property
+    def without_steps(self) -> Canary:
+        """The canary whose step has no end but a bad one, as while the service is paused."""
+        return replace(self, spec=self.spec.model_copy(update={"minutes": sys.maxsize}))
 
     def judged(
         self, plan: Rollout, engines: Iterable[Manifest], looks: tuple[Look, ...]
@@ -176,15 +184,17 @@ class Canary:
             pool.role: {pool.desired.name: pool.replicas} for pool in pools
         }
         for pool in changed:
-            engines = engines_of_share(max(self._steps, default=0), pool.replicas)
-            shares[pool.role] = {pool.desired.name: engines, stable[pool.role]: pool.replicas}
+            count = engines_of_share(max(self._steps, default=0), pool.replicas)
+            shares[pool.role] = {pool.desired.name: count, stable[pool.role]: pool.replicas}
         percent, canary = self._percent(changed), self._shares(pools, stable)
-        counts = _ready_text(changed, shares, stable)
+        engines = _ready_text(changed, shares, stable)
         keep_serving(pools, shares)
         evidence = StepEvidence.of(self.state.learnt)
         is_at_step = self._is_at_step(percent)
         reason = self._reason(evidence) if is_at_step else ROLLING_OUT
-        text = f"{self._step(percent, evidence)}: {counts}."
+        text = f"{self._step(percent, evidence)}{engines}."
+        if asleep := [pool.role for pool in changed if not pool.replicas]:
+            reason, text = CANARY_ASLEEP, self._asleep(asleep)
         plan = Rollout(shares, stable, reason, text, canary, is_judged=percent > 0)
         if self.state.verdict == "aborted":
             text = f"The canary was aborted: {AGAIN}."
@@ -197,7 +207,9 @@ class Canary:
             return replace(plan, reason=CANARY_LATE, message=text, is_ended=True)
         if self.state.verdict == "held":
             text = f"The canary is worse, and stays: {self.state.why}. {plan.message}"
-            return replace(plan, reason=CANARY_WORSE, message=text)
+            return replace(plan, reason=CANARY_WORSE if percent else reason, message=text)
+        if asleep:
+            return plan
         is_begun = self.state.reached < len(self._steps)
         if (
             is_begun
@@ -212,7 +224,17 @@ class Canary:
 
     def _reason(self, evidence: StepEvidence) -> str:
         """Reason while the canary has the share of its step."""
+        if not self.judge.signals:
+            return CANARY_WAITS
         return CANARY_STALLED if self.judge.is_stalled(evidence) else CANARY_STEP
+
+    def _asleep(self, roles: Iterable[Role]) -> str:
+        """Why the step does not go on without engines, for people."""
+        number, pools = max(1, len(self._steps)), " and ".join(roles)
+        step = f"Step {number} of {len(self.spec.steps)} waits, as no engines of pool {pools}"
+        return (
+            f"{step} are asked for (`sluice rollout promote --full`: all at once, `abort`: none)."
+        )
 
     def _step(self, percent: int, evidence: StepEvidence) -> str:
         """The step, the share, what was counted, and what comes next, for people."""
@@ -224,7 +246,11 @@ class Canary:
         if percent < max(self._steps, default=0):
             step += f" while engines for {steps[number - 1]} % are missing"
         if self.spec.is_judged and self.state.verdict is None:
+            if self.judge.is_stalled(evidence):
+                step += f", without a verdict after {STALLED * self.spec.minutes} minutes"
             step += f", {self.judge.text(evidence)}"
+        if not self.judge.signals:
+            step += ", and a person decides"
         return f"{step} (`sluice rollout promote`: {after}, `abort`: none)"
 
 
@@ -239,14 +265,13 @@ def _are_ready(pools: Iterable[PoolState], percent: int, load: float = 1.0) -> b
 
 def engines_of_share(percent: int, replicas: int) -> int:
     """Engines that get a share of the requests beside `replicas` stable ones, which get the rest:
-    so many that none gets more requests than a stable one. At most as many as the stable ones, as
-    they can take all requests."""
+    so many that none gets more requests than a stable one."""
     return ceil(_need(percent, replicas))
 
 
 def _need(percent: int, replicas: int) -> float:
     """`engines_of_share` before rounding."""
-    return min(replicas, percent * replicas / (100 - percent))
+    return percent * replicas / (100 - percent)
 
 
 def _are_missing(plan: Rollout, pods: Iterable[Manifest]) -> bool:
@@ -279,14 +304,15 @@ def _has_engines(revision: RolloutRevision) -> bool:
 
 
 def _ready_text(changed: list[PoolState], shares: Mapping[Role, Shares], stable: Revisions) -> str:
-    """How many engines of both revisions are ready, for people."""
+    """How many engines of both revisions are ready in pools where some are not, for people."""
     texts = []
     for pool in changed:
         former = _stable_of(pool, stable)
         assert former is not None
         engines = shares[pool.role][pool.desired.name]
-        texts.append(
-            f"pool {pool.role}: {pool.desired.ready} of {engines} engines of revision "
-            f"{pool.desired.name} ready, {former.ready} of {pool.replicas} of {former.name}"
-        )
-    return ", ".join(texts)
+        if pool.desired.ready < engines or former.ready < pool.replicas:
+            texts.append(
+                f"pool {pool.role}: {pool.desired.ready} of {engines} engines of revision "
+                f"{pool.desired.name} ready, {former.ready} of {pool.replicas} of {former.name}"
+            )
+    return f": {', '.join(texts)}" if texts else ""

@@ -21,6 +21,7 @@ from sluice_contract.cluster.labels import Role
 from sluice_operator.api.pools import gpu_count
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.conditions.pods import is_draining, is_finished
+from sluice_operator.conditions.reasons import AT_STEP
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest, of_kind
 from sluice_operator.manifests.engine import revision_of
 from sluice_operator.manifests.metadata import ENGINE
@@ -215,7 +216,7 @@ def _gpus_held(pool: PoolState, rollout: Rollout, budget: Budget) -> int:
 def _held_back(pools: tuple[PoolState, ...], rollout: Rollout, budget: Budget) -> Rollout:
     """The plan without new engines that must wait until others have gone. An engine is new if the
     last plan does not have it. Engines of the last plan, and of Deployments that have not shrunk
-    yet, hold GPUs."""
+    yet, hold GPUs. The reason of a canary that has its share, or has ended, stays."""
     last = {pool.role: {r.name: planned(r) for r in pool.all} for pool in pools}
     left = budget.left
     for pool in pools:
@@ -240,7 +241,9 @@ def _held_back(pools: tuple[PoolState, ...], rollout: Rollout, budget: Budget) -
     text = f"{rollout.message} {waits} engines wait for GPUs of the budget of {budget.gpus}."
     if budget.former_gpus:
         text += f" Pools of the former mode hold {budget.former_gpus}: {FORMER_STAYS}."
-    return replace(rollout, shares=shares, reason=WAITS_FOR_BUDGET, message=text)
+    is_kept = rollout.is_ended or rollout.reason in AT_STEP
+    reason = rollout.reason if is_kept else WAITS_FOR_BUDGET
+    return replace(rollout, shares=shares, reason=reason, message=text)
 
 
 def _names(rollout: Rollout, *, is_canary: bool) -> Iterator[tuple[Role, str]]:

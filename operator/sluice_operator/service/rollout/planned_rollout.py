@@ -7,12 +7,13 @@ carries that out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sluice_contract.cluster.labels import Role
 
 from sluice_operator.accelerators.find import AcceleratorFinding
 from sluice_operator.api.pool import RevisionShare
+from sluice_operator.api.scaling import CanarySpec
 from sluice_operator.kube.kinds import SERVICE, Manifest, of_kind
 from sluice_operator.manifests.engine_pool import engine_pool
 from sluice_operator.manifests.metadata import Owner
@@ -21,6 +22,7 @@ from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.resolve.replicas import former_pools
 from sluice_operator.service.resolve.resolved_service import ResolvedPool, ResolvedService
 from sluice_operator.service.resolve.router import PlannedRouter, plan_router
+from sluice_operator.service.revisions.canary_state import ENDED, CanaryState
 from sluice_operator.service.revisions.settings import Settings
 from sluice_operator.service.rollout.canary import Canary
 from sluice_operator.service.rollout.gpu_budget import (
@@ -75,7 +77,8 @@ def roll_out(
     pools, stable = resolved.pools, resolved.revisions.stable
     states = tuple(pool_state(children, pool.spec, pool.config_map) for pool in pools)
     budget, former = budget_of(observed, spec), former_pools(service, children, spec)
-    canary = _canary(resolved, former)
+    state = canary_state(resolved)
+    canary = _canary(resolved, state, former)
     is_open = canary is not None and canary.is_open(states, stable)
     plan = canary.plan if canary and is_open else _strategy(resolved)
     rollout = plan_within(states, stable, plan, budget)
@@ -83,7 +86,11 @@ def roll_out(
         live = {share_of(service) for service in of_kind(children, SERVICE)} - {None}
         has_shares = live == {*rollout.canary.values()}
         looks = observed.looks if has_shares else ()
-        rollout = canary.judged(rollout, observed.engines, looks)
+        judging = canary.without_steps if service["spec"].get("paused") else canary
+        rollout = judging.judged(rollout, observed.engines, looks)
+        learnt = (rollout.learnt or state).noted(canary.spec.steps)
+        recorded = resolved.revision.state.canary
+        rollout = replace(rollout, learnt=None if learnt == recorded else learnt)
     elif canary:
         rollout = canary.with_shares(rollout, states, stable)
     waits = are_awaited(children, spec, states, former)
@@ -114,14 +121,25 @@ def _strategy(resolved: ResolvedService) -> PlanRollout:
     return plan_in_place if resolved.spec.replaces_in_place else plan_rollout
 
 
-def _canary(resolved: ResolvedService, former: tuple[Manifest, ...]) -> Canary | None:
-    """The canary of the spec. Routers use the pools of one mode, so there is none while pools of
-    another mode (`former`) are there."""
+def canary_state(resolved: ResolvedService) -> CanaryState:
+    """How far the canary of the present revision is before the next plan, among the steps of the
+    spec."""
+    rollout, state = resolved.spec.rollout, resolved.revisions.canary_of(resolved.revision)
+    return state.among(rollout.canary.steps) if rollout and rollout.canary else state
+
+
+def _canary(
+    resolved: ResolvedService, state: CanaryState, former: tuple[Manifest, ...]
+) -> Canary | None:
+    """The canary of the spec, or one that has ended, whatever the spec says since. Routers use the
+    pools of one mode, so there is none while pools of another mode (`former`) are there."""
     rollout = resolved.spec.rollout
-    if rollout is None or rollout.canary is None or former:
+    spec = rollout.canary if rollout else None
+    if former or (spec is None and state.verdict not in ENDED):
         return None
-    state = resolved.revisions.canary_of(resolved.revision)
-    return Canary(rollout.canary, state, promises_first_token(resolved.spec))
+    spec = spec or CanarySpec()
+    spec = spec.model_copy(update={"steps": state.steps_among(spec.steps)})
+    return Canary(spec, state, promises_first_token(resolved.spec))
 
 
 def _pool(

@@ -8,6 +8,7 @@ import json
 import pytest
 from sluice_contract.cluster.labels import CANARY
 from sluice_operator.cli.rollout.canary import (
+    CanaryNow,
     NoCanaryError,
     all_requests,
     next_step,
@@ -23,9 +24,11 @@ from sluice_operator.kube.kinds import (
     INFERENCE_SERVICE,
     SERVICE,
 )
-from sluice_operator.service.revisions.revision import DECISION, STATE
+from sluice_operator.service.revisions.canary_state import CanaryState
+from sluice_operator.service.revisions.revision import DECISION, STATE, Revision, State
 
 from tests.operator.cli.rollout.person import STEPS, Decisions, Person, rolled
+from tests.operator.examples import service
 from tests.operator.harness.memory_cluster import running
 from tests.operator.statuses import condition
 
@@ -117,6 +120,120 @@ async def test_an_undo_applies_the_former_spec_of_an_aborted_or_a_promoted_canar
     assert condition(person.cluster.status, "Updated")["status"] == "True"
 
 
+@pytest.mark.parametrize(
+    ("steps", "label", "text"),
+    [
+        ([1, 2, 5, 25, 30], 25, "step 5 of 5, 30 % of requests"),
+        ([10, 50], 25, "step 3 of 3, 50 % of requests"),
+        ([10], 10, "promoted to all requests"),
+        ([50], 50, "promoted to all requests"),
+    ],
+)
+async def test_a_canary_keeps_its_share_where_its_steps_are_edited(
+    steps: list[int], label: int, text: str
+) -> None:
+    person = await rolled()
+    await person.cluster.edited(rollout={"canary": {"steps": steps}})
+    assert person.label == f"{person.new}.{person.former}.{label}"
+    assert "CanarySame" not in [event["reason"] for event in person.cluster.api.events]
+    writes = len(person.cluster.api.writes)
+    await person.cluster.reconciled()
+    assert len(person.cluster.api.writes) == writes
+    await person.decides(next_step)
+    assert person.text == text
+
+
+@pytest.mark.parametrize("rollout", [{"strategy": "Surge"}, {}])
+async def test_an_aborted_revision_gets_no_request_though_the_spec_has_no_canary_any_more(
+    rollout: dict[str, str],
+) -> None:
+    person = await rolled()
+    await person.decides(no_requests)
+    await person.cluster.edited(rollout=rollout)
+    assert (person.counts, person.label) == ((0, 4), None)
+    assert person.progressing() == ("False", "CanaryAborted")
+    with pytest.raises(NoCanaryError, match="ended already"):
+        await person.decides(no_requests)
+    new = person.new
+    await person.decides(next_step)
+    assert person.text == "promoted to all requests"
+    assert (person.engines, person.label) == ({new: 4}, None)
+    await person.cluster.edited(engine={"chunkSize": 128})
+    assert new not in person.engines, "other engines are no canary"
+
+
+async def test_a_canary_that_sleeps_is_not_complete_and_goes_on_with_engines() -> None:
+    person = await rolled()
+    complete = person.cluster.status["completedGeneration"]
+    await person.cluster.edited(replicas=0)
+    updated = condition(person.cluster.status, "Updated")
+    assert (updated["status"], updated["reason"]) == ("False", "CanaryAsleep")
+    assert person.progressing() == ("True", "CanaryAsleep")
+    assert condition(person.cluster.status, "Ready")["reason"] == "ScaledToZero"
+    assert person.cluster.status["completedGeneration"] == complete
+    events = [event["reason"] for event in person.cluster.api.events if event["type"] == "Warning"]
+    assert "CanaryAsleep" not in events
+    with pytest.raises(NoCanaryError, match="step 1 is not reached"):
+        await person.decides(next_step)
+    await person.cluster.edited(replicas=4)
+    assert (person.counts, person.progressing()) == ((2, 4), ("True", "CanaryStep"))
+
+
+@pytest.mark.parametrize(("reached", "is_refused"), [(1, True), (2, False)])
+def test_a_held_canary_is_not_promoted_below_its_step(reached: int, is_refused: bool) -> None:
+    state = CanaryState(step=1, verdict="held", reached=reached, percent=(25, 40)[reached - 1])
+    spec = service({"rollout": {"canary": {"steps": [25, 40, 50]}}})["spec"]
+    revision = Revision("r", 1, {"spec": spec}, State(canary=state))
+    status = {"rollout": {"reason": "CanaryWorse", "message": "The canary is worse, and stays."}}
+    now = CanaryNow({"status": status}, revision)
+    if is_refused:
+        with pytest.raises(NoCanaryError, match="step 2 is not reached"):
+            next_step(now)
+    else:
+        assert next_step(now)[0].step == 2
+
+
+async def test_an_abort_takes_the_requests_of_a_paused_service_and_leaves_the_engines() -> None:
+    person = await rolled()
+    await person.cluster.edited(paused=True)
+    writes = len(person.cluster.api.writes)
+    await person.decides(no_requests)
+    assert (person.counts, person.label) == ((2, 4), f"{person.new}.{person.former}.0")
+    assert (person.state.verdict, person.progressing()) == ("aborted", ("False", "CanaryAborted"))
+    text = condition(person.cluster.status, "Updated")["message"]
+    assert text.endswith(" Its engines stay, as spec.paused is true.")
+    paths = [write.path.split("?")[0] for write in person.cluster.api.writes[writes:]]
+    kinds = {path.split("/")[-2] for path in paths if not path.endswith("/status")}
+    assert kinds == {"controllerrevisions", "services", "events"} & kinds
+    writes = len(person.cluster.api.writes)
+    await person.cluster.reconciled()
+    assert len(person.cluster.api.writes) == writes
+    await person.cluster.edited(paused=False)
+    assert (person.counts, person.label) == ((0, 4), None)
+
+
+async def test_a_promotion_waits_while_the_service_is_paused() -> None:
+    person = await rolled()
+    await person.cluster.edited(paused=True)
+    await person.decides(next_step)
+    assert (person.counts, person.label) == ((2, 4), f"{person.new}.{person.former}.25")
+    await person.cluster.edited(paused=False)
+    assert (person.counts, person.label) == ((4, 4), f"{person.new}.{person.former}.50")
+
+
+async def test_another_spec_of_a_paused_service_is_not_written() -> None:
+    person = await rolled()
+    await person.cluster.edited(paused=True)
+    before = [(kind, name) for kind, name in person.cluster.api.objects]
+    await person.cluster.edited(engine={"chunkSize": 128})
+    assert [(kind, name) for kind, name in person.cluster.api.objects] == before
+    running = f"{person.new}.{person.former}"
+    assert person.label == f"{running}.25"
+    await person.decides(no_requests)
+    assert person.counts == (2, 4)
+    assert (person.label or "").endswith(f".{person.former}.0"), "what runs gets no request"
+
+
 async def test_another_spec_after_an_aborted_one_is_a_canary_again() -> None:
     person = await rolled()
     first = person.new
@@ -164,6 +281,7 @@ async def test_a_canary_whose_engines_are_late_is_halted_and_stays_so() -> None:
     await person.cluster.reconciled()
     assert (person.counts, person.label) == ((0, 4), None)
     assert person.progressing() == ("False", "CanaryLate")
+    assert condition(person.cluster.status, "Stalled")["reason"] == "CanaryLate"
     assert condition(person.cluster.status, "Progressing")["message"].startswith(
         "The canary has ended: its engines were not ready in time: all requests go to the former"
     )

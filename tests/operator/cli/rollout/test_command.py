@@ -13,6 +13,65 @@ from sluice_operator.kube.kinds import Manifest
 from tests.operator.cli.rollout.test_progress import told
 
 
+class Canaries:
+    """A service with the changes of a canary's status."""
+
+    def __init__(self, *conditions: dict[str, str]) -> None:
+        self._states = [told(1, **each) for each in conditions]
+
+    async def service(self) -> Manifest:
+        return self._states[0]
+
+    async def states(self) -> AsyncGenerator[Manifest, None]:
+        for item in self._states:
+            yield item
+
+    async def pools(self) -> tuple[Manifest, ...]:
+        return ()
+
+    async def revisions(self) -> tuple[Manifest, ...]:
+        return ()
+
+
+BEHIND = {"Updated": "False/RollingOut"}
+JUDGED = BEHIND | {"Progressing": "True/CanaryStep"}
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "line"),
+    [
+        ({"Updated": "True/AllReady"}, 0, "Done: AllReady"),
+        (BEHIND | {"Progressing": "True/CanaryWaits"}, 0, "Canary: CanaryWaits"),
+        (BEHIND | {"Progressing": "True/CanaryStalled"}, 1, "Canary: CanaryStalled"),
+        (BEHIND | {"Progressing": "False/CanaryWorse"}, 1, "Stopped: CanaryWorse"),
+        (BEHIND | {"Progressing": "False/CanaryLate"}, 1, "Stopped: CanaryLate"),
+        (BEHIND | {"Progressing": "False/CanaryAborted"}, 1, "Stopped: CanaryAborted"),
+    ],
+)
+async def test_a_judged_canary_is_waited_for_until_it_is_over_or_needs_a_person(
+    end: dict[str, str], status: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asleep = dict.fromkeys(("Updated", "Progressing"), "False/CanaryAsleep")
+    changes = Canaries(BEHIND, JUDGED, asleep, JUDGED, end, {"Updated": "True/Later"})
+    options = argparse.Namespace(timeout=0, watch=True, name="chat")
+    assert await command._status(changes, options) == status  # type: ignore[arg-type]
+    lines = capsys.readouterr().out.splitlines()
+    waiting = ["Waiting: RollingOut", "Canary: CanaryStep", "Waiting: CanaryAsleep"]
+    assert [each.removesuffix(": in words.") for each in lines] == [
+        *waiting,
+        "Canary: CanaryStep",
+        line,
+    ]
+
+
+@pytest.mark.parametrize(("state", "status"), [(JUDGED, 0), (BEHIND, 0)])
+async def test_without_a_wait_a_roll_out_on_its_way_is_no_failure(
+    state: dict[str, str], status: int
+) -> None:
+    options = argparse.Namespace(timeout=0, watch=False, name="chat")
+    assert await command._status(Canaries(state), options) == status  # type: ignore[arg-type]
+
+
 class Changes:
     """A service of which one of two engines is ready, and then both."""
 

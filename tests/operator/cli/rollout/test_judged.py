@@ -104,6 +104,21 @@ async def test_a_revision_with_errors_is_halted_and_stays_so_until_it_is_promote
     assert (watched.counts, watched.progressing()) == ((2, 4), ("True", "CanaryStep"))
 
 
+async def test_a_paused_canary_goes_back_though_not_on() -> None:
+    watched = await Watched.rolled()
+    await watched.looks((0, 0), (0, 0), times=1)
+    await watched.cluster.edited(paused=True)
+    for number in range(1, 5):
+        await watched.looks((number * 600, 0), (number * 1800, 0), times=1)
+    label = f"{watched.new}.{watched.former}"
+    assert (watched.counts, watched.label, watched.state.step) == ((2, 4), f"{label}.25", 0)
+    await watched.looks((3200, 800), (9000, 0), times=1)
+    assert (watched.counts, watched.label) == ((2, 4), f"{label}.0")
+    assert watched.progressing() == ("False", "CanaryWorse")
+    await watched.cluster.edited(paused=False)
+    assert (watched.counts, watched.label) == ((0, 4), None)
+
+
 @pytest.mark.parametrize("path", ["/deployments/chat-router", "/enginepools/chat-mixed"])
 async def test_a_worse_revision_gets_no_request_though_other_writes_fail(path: str) -> None:
     watched = await Watched.rolled()
@@ -236,10 +251,10 @@ async def test_without_requests_a_canary_stalls_and_goes_on_with_them() -> None:
 
 async def test_no_router_is_asked_where_a_person_judges() -> None:
     watched = await Watched.rolled(minutes=None, judge={"errors": False, "slo": False})
-    assert watched.progressing() == ("True", "CanaryStep")
+    assert watched.progressing() == ("True", "CanaryWaits")
     assert watched.cluster.looks.routers == ()
     await watched.looks((MANY, 20_000), (3 * MANY, 0))
-    assert (watched.counts, watched.state) == ((2, 4), CanaryState(reached=1))
+    assert (watched.counts, watched.state) == ((2, 4), CanaryState(reached=1, percent=25))
 
 
 async def test_status_shows_each_signal_with_a_bar() -> None:
@@ -254,3 +269,7 @@ async def test_status_shows_each_signal_with_a_bar() -> None:
     assert "·" in errors
     assert errors.endswith(" keys: errors 1.0 % against 1.0 %")
     assert time == f"  time     {'━' * 16}{'·' * 16} 1 of at least 2 minutes"
+    await watched.looks((740, 100), (3000, 3), times=1)
+    text = as_text(await session.service(), await session.pools(), await session.revisions())
+    assert text.startswith("Stopped: CanaryWorse: The canary is worse: errors 13.5 % against 0.1 %")
+    assert "━" not in text, "nothing more is counted"

@@ -40,10 +40,19 @@ def told(seen: int = 1, **conditions: str) -> Manifest:
         (told(Updated="False/ModelLoadFailed", Stalled="True/ModelLoadFailed"), "Stopped"),
         (told(Updated="False/ImagePullBackOff", Progressing="False/RolloutHalted"), "Stopped"),
         (told(Updated="False/Paused", Progressing="False/Paused"), "Waiting"),
+        (told(Updated="False/RollingOut", Progressing="True/CanaryStep"), "Canary"),
+        (told(Updated="False/RollingOut", Progressing="True/CanaryStalled"), "Canary"),
+        (told(Updated="False/RollingOut", Progressing="True/CanaryWaits"), "Canary"),
+        (told(Updated="False/CanaryAsleep", Progressing="True/CanaryAsleep"), "Waiting"),
     ],
 )
 def test_what_the_conditions_mean(item: Manifest, state: str) -> None:
     assert progress_of(item).state == state
+
+
+def test_a_paused_service_is_said_to_be_paused_whatever_its_pools_report() -> None:
+    item = told(Updated="False/RollingOut", Progressing="False/Paused")
+    assert progress_of(item).line == "Waiting: Paused: in words."
 
 
 def test_engines_are_shown_by_revision() -> None:

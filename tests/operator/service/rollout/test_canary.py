@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from sluice_contract.cluster.labels import CanaryShare, Role
 from sluice_operator.api.scaling import CanarySpec
 from sluice_operator.service.report.progressing import SHOWN_ROLLOUTS
-from sluice_operator.service.revisions.canary_state import ENDED, CanaryState, Verdict
+from sluice_operator.service.revisions.canary_state import ENDED, CanaryState, CanaryVerdict
 from sluice_operator.service.rollout.canary import Canary, engines_of_share
-from sluice_operator.service.rollout.gpu_budget import Budget, PodCounts, plan_within
 from sluice_operator.service.rollout.in_place import plan_in_place
 from sluice_operator.service.rollout.surge import PoolState, Rollout, RolloutRevision, plan_rollout
 
@@ -31,7 +30,7 @@ def full(name: str, count: int) -> RolloutRevision:
     return RolloutRevision(name, count, count, count, settled=True)
 
 
-def canary(step: int = 0, verdict: Verdict | None = None, **spec: Any) -> Canary:
+def canary(step: int = 0, verdict: CanaryVerdict | None = None, **spec: Any) -> Canary:
     return Canary(CanarySpec(**{"steps": [25, 50]} | spec), CanaryState(step, verdict))
 
 
@@ -50,7 +49,7 @@ def plan(present: Canary, replicas: int, desired: RolloutRevision | None = None)
 
 @pytest.mark.parametrize(
     ("replicas", "percent", "engines"),
-    [(1, 1, 1), (3, 25, 1), (4, 25, 2), (40, 25, 14), (8, 50, 8), (8, 99, 8)],
+    [(1, 1, 1), (3, 25, 1), (4, 25, 2), (40, 25, 14), (8, 50, 8)],
 )
 def test_a_canary_has_its_share_of_engines_beside_all_former_ones(
     replicas: int, percent: int, engines: int
@@ -61,15 +60,13 @@ def test_a_canary_has_its_share_of_engines_beside_all_former_ones(
     assert (rollout.reason, rollout.stable) == ("CanaryStep", STABLE)
 
 
-@given(replicas=st.integers(0, 99), percent=st.integers(1, 99))
+@given(replicas=st.integers(0, 99), percent=st.integers(1, 50))
 @examples(200)
 def test_no_canary_engine_gets_more_requests_than_a_former_one(replicas: int, percent: int) -> None:
     engines = engines_of_share(percent, replicas)
-    if percent <= 50:
-        assert percent * replicas <= (100 - percent) * engines
-        assert not engines or percent * replicas > (100 - percent) * (engines - 1), "no more"
-    else:
-        assert engines == replicas, "they can take all requests"
+    assert percent * replicas <= (100 - percent) * engines
+    assert not engines or percent * replicas > (100 - percent) * (engines - 1), "no more"
+    assert engines <= replicas
 
 
 @pytest.mark.parametrize(
@@ -78,12 +75,12 @@ def test_no_canary_engine_gets_more_requests_than_a_former_one(replicas: int, pe
 def test_the_share_is_that_of_the_largest_step_whose_engines_are_ready(
     engines: int, percent: int
 ) -> None:
-    rollout = plan(canary(step=2, steps=[5, 25, 50, 75]), 20, ready(engines))
+    rollout = plan(canary(step=2, steps=[5, 25, 50]), 20, ready(engines))
     assert rollout.shares == {MIXED: {"b": 20, "a": 20}}
     assert rollout.canary == {MIXED: CanaryShare("b", "a", percent)}
     assert rollout.reason == ("CanaryStep" if percent == 50 else "RollingOut")
     assert rollout.is_judged is (percent > 0)
-    text = f"Step 3 of 4, {percent} % of requests go to the new revision"
+    text = f"Step 3 of 3, {percent} % of requests go to the new revision"
     until = " until its engines for 50 % are ready: "
     assert rollout.message.startswith(
         text + (", nothing is counted yet (`" if percent == 50 else until)
@@ -100,7 +97,6 @@ def test_the_share_is_that_of_the_largest_step_whose_engines_are_ready(
         (40, 4, 12, "CanaryStep"),
         (40, 3, 0, "RollingOut"),
         (40, 0, 0, "RollingOut"),
-        (0, 0, 0, "RollingOut"),
     ],
 )
 def test_a_share_that_was_reached_stays_or_halves_with_the_engines_that_are_ready(
@@ -160,8 +156,54 @@ def test_less_than_half_of_a_reached_share_is_not_at_the_step(engines: int, reas
     assert (rollout.reason, rollout.is_judged) == (reason, True)
 
 
-def test_a_step_without_engines_is_not_reached() -> None:
-    assert plan(canary(), 0, ready(0)).canary == {MIXED: CanaryShare("b", "a", 0)}
+@pytest.mark.parametrize("verdict", [None, "held"])
+def test_a_canary_sleeps_where_no_engines_are_asked_for(verdict: CanaryVerdict | None) -> None:
+    present = replace(canary(), state=CanaryState(verdict=verdict, reached=1))
+    rollout = plan(present, 0, ready(0))
+    assert rollout.canary == {MIXED: CanaryShare("b", "a", 0)}
+    assert rollout.reason == "CanaryAsleep"
+    assert rollout.message.endswith(
+        "Step 1 of 2 waits, as no engines of pool mixed are asked for (`sluice rollout promote "
+        "--full`: all at once, `abort`: none)."
+    )
+    assert plan(canary(verdict="worse"), 0, ready(0)).reason == "CanaryWorse"
+
+
+def test_a_canary_sleeps_where_its_own_pool_alone_has_no_engines() -> None:
+    pools = tuple(replace(pool, replicas=2 * number) for number, pool in enumerate(two_pools()))
+    rollout = canary().plan(pools, {PREFILL: "p1", DECODE: "d1"})
+    assert rollout.reason == "CanaryAsleep"
+    assert "no engines of pool prefill are asked for" in rollout.message
+
+
+@pytest.mark.parametrize(
+    ("signals", "counts"),
+    [({"errors": False, "slo": False}, ""), ({"errors": False}, ", nothing is counted yet")],
+)
+def test_a_canary_that_nothing_promotes_waits_for_a_person(
+    signals: dict[str, bool], counts: str
+) -> None:
+    rollout = plan(canary(judge=signals), 4, ready(2))
+    assert rollout.reason == "CanaryWaits"
+    assert rollout.message.startswith(
+        f"Step 1 of 2, 25 % of requests go to the new revision{counts}, and a person decides "
+        "(`sluice rollout promote`: 50 %, `abort`: none)."
+    )
+
+
+@pytest.mark.parametrize(("engines", "reason"), [(2, "CanaryWorse"), (0, "RollingOut")])
+def test_a_held_canary_is_worse_while_it_gets_requests(engines: int, reason: str) -> None:
+    present = replace(canary(), state=CanaryState(verdict="held", why="slow", reached=1))
+    rollout = plan(present, 4, ready(engines))
+    assert rollout.reason == reason
+    assert rollout.message.startswith("The canary is worse, and stays: slow. Step 1 of 2, ")
+
+
+def test_a_stalled_canary_says_how_long_it_had_no_verdict() -> None:
+    learnt = {"looked": f"{BEGAN:%Y-%m-%dT%H:%M:%SZ}", "seconds": 6000.0}
+    rollout = plan(replace(canary(), state=CanaryState(learnt=learnt)), 4, ready(2))
+    assert rollout.reason == "CanaryStalled"
+    assert "go to the new revision, without a verdict after 100 minutes, " in rollout.message
 
 
 def test_of_two_pools_the_share_waits_for_the_engines_of_both() -> None:
@@ -184,8 +226,11 @@ def test_a_complete_canary_of_a_single_engine_ends_nothing() -> None:
 def test_the_message_says_the_step_the_engines_and_what_comes_next() -> None:
     assert plan(canary(), 3, full("b", 1)).message == (
         "Step 1 of 2, 25 % of requests go to the new revision, nothing is counted yet "
-        "(`sluice rollout promote`: 50 %, `abort`: none): pool mixed: 1 of 1 engines of revision b "
-        "ready, 3 of 3 of a."
+        "(`sluice rollout promote`: 50 %, `abort`: none)."
+    )
+    assert plan(canary(), 4, ready(1)).message == (
+        "Step 1 of 2, 0 % of requests go to the new revision until its engines for 25 % are ready: "
+        "pool mixed: 1 of 2 engines of revision b ready, 4 of 4 of a."
     )
     assert "`sluice rollout promote`: all" in plan(canary(step=1), 4, full("b", 4)).message
     fewer = plan(canary(step=4, steps=[10]), 4, full("b", 1))
@@ -200,7 +245,7 @@ def test_the_stable_engines_follow_the_need_and_the_canary_its_share() -> None:
 
 
 @pytest.mark.parametrize("verdict", ["aborted", "worse", "late"])
-def test_the_engines_of_a_canary_that_has_ended_go(verdict: Verdict) -> None:
+def test_the_engines_of_a_canary_that_has_ended_go(verdict: CanaryVerdict) -> None:
     rollout = plan(canary(verdict=verdict), 4, full("b", 1))
     assert rollout.shares == {MIXED: {"b": 0, "a": 4}}
     assert rollout.canary == {MIXED: CanaryShare("b", "a", 0)}
@@ -285,7 +330,9 @@ def test_requests_follow_the_engines_where_the_former_ones_make_way_one_by_one()
 
 
 @pytest.mark.parametrize("verdict", ["aborted", "worse", "late"])
-def test_a_canary_that_has_ended_has_no_label_once_its_engines_are_gone(verdict: Verdict) -> None:
+def test_a_canary_that_has_ended_has_no_label_once_its_engines_are_gone(
+    verdict: CanaryVerdict,
+) -> None:
     over = canary(verdict=verdict)
     leaving = RolloutRevision("b", 0, settled=False)
     assert plan(over, 4, leaving).canary == {MIXED: CanaryShare("b", "a", 0)}
@@ -318,72 +365,6 @@ def test_pools_that_cannot_work_together_are_named() -> None:
     assert rollout.reason == "NoPair"
     assert rollout.reason in SHOWN_ROLLOUTS, "it becomes the reason of Progressing"
     assert "cannot work together" in rollout.message
-
-
-@pytest.mark.parametrize(("gpus", "engines"), [(3, 0), (4, 1)])
-def test_a_canary_waits_for_the_budget_and_ends_nothing(gpus: int, engines: int) -> None:
-    pools = (PoolState(MIXED, 3, RolloutRevision("b", is_tried=False), (full("a", 3),)),)
-    budget = Budget(gpus, {MIXED: 1}, {MIXED: PodCounts({"a": 3}, 0)})
-    rollout = plan_within(pools, STABLE, canary().plan, budget)
-    assert rollout.shares == {MIXED: {"b": engines, "a": 3}}
-    assert rollout.reason == ("RollingOut" if engines else "WaitsForBudget")
-    assert rollout.canary == {MIXED: CanaryShare("b", "a", 0)}
-
-
-def within(gpus: int, replicas: int, new: int, former: int) -> Rollout:
-    """The plan where so many engines of both revisions are there."""
-    a = replace(full("a", former), is_tried=former > 0)
-    pools = (PoolState(MIXED, replicas, full("b", new), (a,)),)
-    budget = Budget(gpus, {MIXED: 1}, {MIXED: PodCounts({"a": former, "b": new}, 0)})
-    return plan_within(pools, STABLE, canary(steps=[25, 50]).plan, budget)
-
-
-@pytest.mark.parametrize(
-    ("gpus", "replicas", "new", "former", "shares"),
-    [
-        (6, 5, 1, 4, {"b": 1, "a": 5}),
-        (5, 5, 1, 4, {"b": 1, "a": 4}),
-        (7, 5, 1, 4, {"b": 2, "a": 5}),
-        (1, 1, 0, 0, {"b": 0, "a": 1}),
-        (2, 1, 0, 0, {"b": 1, "a": 1}),
-    ],
-)
-def test_stable_engines_get_gpus_first(
-    gpus: int, replicas: int, new: int, former: int, shares: dict[str, int]
-) -> None:
-    rollout = within(gpus, replicas, new, former)
-    assert rollout.shares == {MIXED: shares}
-    assert (rollout.reason == "WaitsForBudget") is (
-        sum(shares.values()) < replicas + -(-replicas // 4)
-    )
-
-
-def test_no_canary_engine_comes_while_a_stable_one_of_the_other_pool_waits() -> None:
-    prefill = PoolState(PREFILL, 8, full("p2", 1), (full("p1", 8),))
-    decode = PoolState(DECODE, 3, full("d2", 1), (full("d1", 1),))
-    counted = {PREFILL: PodCounts({"p1": 8, "p2": 1}, 0), DECODE: PodCounts({"d1": 1, "d2": 1}, 0)}
-    budget = Budget(14, {PREFILL: 1, DECODE: 2}, counted)
-    stable = {PREFILL: "p1", DECODE: "d1"}
-    rollout = plan_within((prefill, decode), stable, canary().plan, budget)
-    assert rollout.shares == {PREFILL: {"p2": 1, "p1": 8}, DECODE: {"d2": 1, "d1": 1}}
-
-
-@pytest.mark.parametrize(("gpus", "engines"), [(5, 0), (6, 1)])
-def test_of_two_pools_neither_begins_without_room_for_both(gpus: int, engines: int) -> None:
-    roles = {PREFILL: "p", DECODE: "d"}
-    pools = tuple(
-        PoolState(role, 2, RolloutRevision(f"{name}2", is_tried=False), (full(f"{name}1", 2),))
-        for role, name in roles.items()
-    )
-    stable = {role: f"{name}1" for role, name in roles.items()}
-    counted = {role: PodCounts({stable[role]: 2}, 0) for role in roles}
-    budget = Budget(gpus, dict.fromkeys(roles, 1), counted)
-    rollout = plan_within(pools, stable, canary().plan, budget)
-    assert rollout.shares == {
-        PREFILL: {"p2": engines, "p1": 2},
-        DECODE: {"d2": engines, "d1": 2},
-    }
-    assert rollout.reason == ("RollingOut" if engines else "WaitsForBudget")
 
 
 revisions = st.builds(

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from sluice_contract.cluster.labels import CanaryShare, Role
 from sluice_contract.wire.load import CanaryCounts, ServiceLoad, SideCounts
-from sluice_operator.autoscale.looks import CanaryLoop
 from sluice_operator.informer.keys import Key
+from sluice_operator.process.canaries import CanaryLoop
 from sluice_operator.scaled import LOOKS
 
 from tests.operator.virtual_time import FakeClock
