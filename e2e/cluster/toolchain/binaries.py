@@ -20,7 +20,7 @@ from e2e.cluster.errors import ClusterError, CommandFailedError
 from e2e.cluster.locks import lock
 from e2e.cluster.progress import Step, time_on_idle_cores
 from e2e.cluster.toolchain.cache import cache_directory
-from e2e.cluster.toolchain.golang import ensure_go
+from e2e.cluster.toolchain.golang import COMPILER_FLAGS, ensure_go
 
 SOURCE = Path(__file__).parent / "node"
 SOURCE_FILES = ("go.mod", "go.sum", "main.go", "pause/main.go")
@@ -54,8 +54,8 @@ class Binaries:
 
 
 def source_hash(source: Path = SOURCE) -> str:
-    """16 hex digits over the files the binary is made from."""
-    digest = hashlib.sha256()
+    """16 hex digits over what the binary is made from."""
+    digest = hashlib.sha256(COMPILER_FLAGS.encode())
     for name in SOURCE_FILES:
         digest.update(name.encode() + b"\0" + (source / name).read_bytes() + b"\0")
     return digest.hexdigest()[:16]
@@ -110,7 +110,7 @@ def _go_build(package: str, output: Path, flags: str, step: Step) -> None:
     are not counted as compiled."""
     go, environment = ensure_go(), {**os.environ, "CGO_ENABLED": "0"}
     total = len(run([go, "list", "-deps", package], cwd=SOURCE, env=environment).splitlines())
-    argv = ["nice", "-n", "10", str(go), "build", "-v", "-buildvcs=false"]
+    argv = ["nice", "-n", "10", str(go), "build", "-v", "-buildvcs=false", COMPILER_FLAGS]
     argv += ["-ldflags", flags, "-o", str(output), package]
     compiled, messages = 0, []
     with subprocess.Popen(

@@ -12,7 +12,7 @@ from pathlib import Path
 from e2e.cluster.command import run
 from e2e.cluster.progress import Step, time_on_idle_cores
 from e2e.cluster.toolchain.cache import cache_directory
-from e2e.cluster.toolchain.golang import ensure_go
+from e2e.cluster.toolchain.golang import COMPILER_FLAGS, ensure_go
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def _build(program: GoProgram, folder: Path) -> None:
     # Built under another name and renamed at the end: a folder of this name is always complete.
     partial = folder.with_name(f"{folder.name}.{os.getpid()}")
     environment = {**os.environ, "CGO_ENABLED": "0", "GOBIN": str(partial)}
-    argv: list[str | Path] = ["nice", "-n", "10", ensure_go(), "install"]
+    argv: list[str | Path] = ["nice", "-n", "10", ensure_go(), "install", COMPILER_FLAGS]
     argv += ["-ldflags", "-s -w", *program.packages]
     with Step(f"Building {program.name} {program.version} ({time_on_idle_cores(2)})"):
         run(argv, env=environment)

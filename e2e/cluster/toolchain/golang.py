@@ -21,6 +21,9 @@ from e2e.cluster.toolchain.uv import find_uv
 OLDEST = (1, 26)
 """Oldest Go release that builds all our modules; Helm, the newest of them, requires it."""
 VERSION = "1.26.6"
+COMPILER_FLAGS = "-gcflags=all=-dwarf=false"
+"""Without debug information a build takes 15 % less CPU time. Without inlining it would take 40 %
+less, and tests with an API server 28 % more, in every run."""
 WHEEL_HASHES = (
     "565537475730612936bf42edddff5d627133c108d9a01561f8033ed09dc0c2ff",  # x86_64
     "ab703942cbb119637e5306085b6f1f14eb51bd6a98b56dd2ff0a06b5afb742f8",  # aarch64

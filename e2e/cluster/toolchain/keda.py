@@ -18,7 +18,7 @@ from e2e.cluster.command import run
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.progress import Step
 from e2e.cluster.toolchain.cache import cache_directory
-from e2e.cluster.toolchain.golang import ensure_go
+from e2e.cluster.toolchain.golang import COMPILER_FLAGS, ensure_go
 
 MODULE: Final = "github.com/kedacore/keda/v2"
 VERSION: Final = "v2.21.0"
@@ -65,7 +65,7 @@ def _build(directory: Path) -> None:
             source = _download()
             shutil.copytree(source / "config", partial / "config", copy_function=shutil.copyfile)
             argv: list[str | Path] = ["nice", "-n", "19", ensure_go(), "build", "-p", "1"]
-            argv += ["-buildvcs=false", "-ldflags", "-s -w", "-o", f"{partial}/"]
+            argv += [COMPILER_FLAGS, "-buildvcs=false", "-ldflags", "-s -w", "-o", f"{partial}/"]
             packages = [f"./cmd/{program}" for program in PROGRAMS]
             run([*argv, *packages], cwd=source, env={**os.environ, "CGO_ENABLED": "0"})
         partial.rename(directory)
