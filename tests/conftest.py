@@ -7,11 +7,13 @@ import re
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
+from typing import Final
 
 import certifi
 import pytest
 from xdist.remote import Producer
-from xdist.scheduler import LoadGroupScheduling
+from xdist.scheduler import EachScheduling, LoadGroupScheduling, Scheduling
+from xdist.workermanage import WorkerController
 
 from tests.cpu_limit import CpuLimit
 from tests.examples import register_profiles
@@ -19,6 +21,16 @@ from tests.levels import levels_named, levels_of, may_have_tests
 
 TESTS = Path(__file__).parent
 register_profiles()
+
+SHARES: Final = (
+    ("runtime/server", "runtime/grammar"),
+    ("autoscaler", "cluster", "fetch", "gpu_runs", "router", "runtime/handover", "simulator"),
+    ("benchmarks", "kernels", "model", "runtime", "runtime/server/test_chat_template.py"),
+    ("",),
+)
+"""Files and folders of `tests` that each of as many workers takes, with `--dist each`: it imports
+no other, and so no library that only those need. The longest name decides. They take about as long;
+the first two wait half of the time."""
 
 GROUP = re.compile(r"@([^]@]+)$")
 """What pytest-xdist adds to the name of a test that is in a group."""
@@ -35,13 +47,45 @@ class FilesAndGroups(LoadGroupScheduling):  # type: ignore[misc]  # it has no ty
         return unit_of(nodeid)
 
 
+class Shares(EachScheduling):
+    """A worker runs all that it has collected, which is a share of the tests: see `SHARES`."""
+
+    def schedule(self) -> None:
+        session = self.config.pluginmanager.get_plugin("session")
+        assert session is not None
+        session.testscollected = sum(map(len, self.node2collection.values()))
+        super().schedule()
+
+
 def unit_of(nodeid: str) -> str:
     """The group of a test; its file, where it has none."""
     group = GROUP.search(nodeid)
     return group[1] if group else nodeid.partition("::")[0]
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadGroupScheduling | None:
+def share_of(file: Path) -> int:
+    """The worker that takes a test file, with `--dist each`."""
+    name = file.relative_to(TESTS).as_posix() if file.is_relative_to(TESTS) else ""
+    fitting = {
+        len(prefix): worker
+        for worker, prefixes in enumerate(SHARES)
+        for prefix in prefixes
+        if not prefix or f"{name}/".startswith(f"{prefix}/")
+    }
+    return fitting[max(fitting)]
+
+
+def pytest_configure_node(node: WorkerController) -> None:
+    node.workerinput["share"] = None
+    if node.config.option.dist == "each":
+        if node.workerinput["workercount"] != len(SHARES):
+            raise pytest.UsageError(f"--dist each: allowed with {len(SHARES)} workers (-n)")
+        node.workerinput["share"] = int(node.workerinput["workerid"].removeprefix("gw"))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling | None:
+    if config.option.dist == "each":
+        return Shares(config, log)
     if config.option.dist != "loadgroup":
         return None
     config.option.loadscopereorder = False  # the order is that of `pytest_collection_modifyitems`
@@ -81,6 +125,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if not (is_folder or collection_path.match("test_*.py")):
         return None
     files = collection_path.rglob("test_*.py") if is_folder else [collection_path]
+    share = getattr(config, "workerinput", {}).get("share")
+    if share is not None:
+        files = (file for file in files if share_of(file) == share)
     return None if any(may_have_tests(file, config.option.markexpr) for file in files) else True
 
 
@@ -111,10 +158,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Modules and tests live as long as the run: a collection that visits them frees nothing."""
+    """Modules and tests live as long as the run: a collection that visits them frees nothing.
+
+    Tests import more of them, which a full collection visits in half a second: it is seldom.
+    """
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(10_000, 20, 20)
         gc.enable()
