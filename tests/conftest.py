@@ -23,8 +23,8 @@ TESTS = Path(__file__).parent
 register_profiles()
 
 SHARES: Final = (
-    ("runtime/server", "runtime/grammar"),
-    ("autoscaler", "cluster", "fetch", "gpu_runs", "router", "runtime/handover", "simulator"),
+    ("runtime/server",),
+    ("autoscaler", "cluster", "fetch", "gpu_runs", "router", "runtime/scheduler", "simulator"),
     ("benchmarks", "kernels", "model", "runtime", "runtime/server/test_chat_template.py"),
     ("",),
 )
