@@ -68,10 +68,10 @@ types: setup
 imports: setup
 	.venv/bin/lint-imports --no-cache
 
-# Three workers: what two cores do while tests of connections wait for half a second.
+# Four workers, each with its share of the files: `SHARES` of tests/conftest.py.
 .PHONY: unit
 unit: setup
-	$(PYTEST) -n 3 --dist loadgroup $(OF_STAGE)
+	$(PYTEST) -n 4 --dist each $(OF_STAGE)
 
 .PHONY: test-process
 test-process: prometheus ## whole engine processes: start, serve, drain, die

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gc
-from itertools import groupby
+from itertools import chain, groupby
 
 import pytest
 
-from tests.conftest import unit_of
+from tests.conftest import SHARES, TESTS, share_of, unit_of
 
 
 @pytest.mark.xdist_group("told")
@@ -26,6 +26,32 @@ def test_the_scheduler_is_told_of_groups(request: pytest.FixtureRequest) -> None
 )
 def test_a_worker_is_given_a_file_or_a_group(nodeid: str, unit: str) -> None:
     assert unit_of(nodeid) == unit
+
+
+@pytest.mark.parametrize(
+    ("file", "share"),
+    [
+        ("runtime/server/test_body.py", 0),
+        ("runtime/server/test_chat_template.py", 2),
+        ("runtime/scheduler/policies/test_ageing.py", 1),
+        ("runtime/handover/test_hello.py", 2),
+        ("test_groups.py", 3),
+    ],
+)
+def test_the_longest_name_says_who_takes_a_file(file: str, share: int) -> None:
+    assert (TESTS / file).exists()
+    assert share_of(TESTS / file) == share
+
+
+def test_shares_name_files_and_folders_that_exist() -> None:
+    for name in chain(*SHARES):
+        assert (TESTS / name).exists(), name
+
+
+def test_a_worker_has_the_files_of_its_share(request: pytest.FixtureRequest) -> None:
+    share = getattr(request.config, "workerinput", {}).get("share")
+    files = {item.path for item in request.session.items}
+    assert share is None or {share_of(file) for file in files} == {share}
 
 
 def test_groups_come_first_and_then_files_of_few_tests(request: pytest.FixtureRequest) -> None:
