@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from itertools import chain, groupby
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -52,6 +56,44 @@ def test_a_worker_has_the_files_of_its_share(request: pytest.FixtureRequest) -> 
     share = getattr(request.config, "workerinput", {}).get("share")
     files = {item.path for item in request.session.items}
     assert share is None or {share_of(file) for file in files} == {share}
+
+
+OUTCOMES = """
+import pytest
+
+@pytest.fixture
+def broken():
+    raise RuntimeError
+
+@pytest.fixture
+def broken_in_the_end():
+    yield
+    raise RuntimeError
+
+def test_passes(): pass
+def test_fails(): assert False
+def test_fails_before(broken): pass
+def test_fails_behind(broken_in_the_end): pass
+def test_skips(): pytest.skip("now")
+"""
+
+
+@pytest.mark.process
+def test_one_worker_runs_a_file_and_reports_all_but_what_is_in_order(tmp_path: Path) -> None:
+    (tmp_path / "test_outcomes.py").write_text(OUTCOMES)
+    report = tmp_path / "report.xml"
+    options = ["-n", str(len(SHARES)), "--dist", "each", "-p", "tests.conftest"]
+    names = [f"--junitxml={report}", f"--rootdir={tmp_path}", str(tmp_path / "test_outcomes.py")]
+    subprocess.run([sys.executable, "-m", "pytest", *options, *names], cwd=TESTS.parent)
+    cases = [*ElementTree.parse(report).iter("testcase")]
+    found = sorted((case.attrib["name"], *(outcome.tag for outcome in case)) for case in cases)
+    assert found == [
+        ("test_fails", "failure"),
+        ("test_fails_before", "error"),
+        ("test_fails_behind", "error"),
+        ("test_passes",),
+        ("test_skips", "skipped"),
+    ]
 
 
 def test_groups_come_first_and_then_files_of_few_tests(request: pytest.FixtureRequest) -> None:
