@@ -48,7 +48,7 @@ serve: ## one engine without a cluster: make serve MODEL=FOLDER|hf://org/name|sm
 test: check test-process test-apiserver test-cluster ## every test, set-up included
 
 .PHONY: check
-check: lint types imports unit ## lint, types, import rules, unit tests: two to three minutes on two cores
+check: lint types imports unit ## lint, types, import rules, unit tests: one to two minutes on two cores
 
 .PHONY: setup
 setup:

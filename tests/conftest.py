@@ -24,8 +24,8 @@ TESTS = Path(__file__).parent
 register_profiles()
 
 SHARES: Final = (
-    ("runtime/server",),
-    ("autoscaler", "cluster", "fetch", "gpu_runs", "router", "runtime/scheduler", "simulator"),
+    ("fetch", "runtime/server"),
+    ("autoscaler", "cluster", "gpu_runs", "router", "runtime/scheduler", "simulator"),
     ("benchmarks", "kernels", "model", "runtime", "runtime/server/test_chat_template.py"),
     ("",),
 )
