@@ -48,7 +48,7 @@ serve: ## one engine without a cluster: make serve MODEL=FOLDER|hf://org/name|sm
 test: check test-process test-apiserver test-cluster ## every test, set-up included
 
 .PHONY: check
-check: lint types imports unit ## lint, types, import rules, unit tests: two to three minutes on two cores
+check: lint types imports unit ## lint, types, import rules, unit tests: one to two minutes on two cores
 
 .PHONY: setup
 setup:
@@ -68,10 +68,10 @@ types: setup
 imports: setup
 	.venv/bin/lint-imports --no-cache
 
-# Three workers: what two cores do while tests of connections wait for half a second.
+# Four workers, each with its share of the files: `SHARES` of tests/conftest.py.
 .PHONY: unit
 unit: setup
-	$(PYTEST) -n 3 --dist loadgroup $(OF_STAGE)
+	$(PYTEST) -n 4 --dist each $(OF_STAGE)
 
 .PHONY: test-process
 test-process: prometheus ## whole engine processes: start, serve, drain, die

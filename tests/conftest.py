@@ -7,11 +7,14 @@ import re
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
+from typing import Final
 
 import certifi
 import pytest
+from _pytest.runner import runtestprotocol
 from xdist.remote import Producer
-from xdist.scheduler import LoadGroupScheduling
+from xdist.scheduler import EachScheduling, LoadGroupScheduling, Scheduling
+from xdist.workermanage import WorkerController
 
 from tests.cpu_limit import CpuLimit
 from tests.examples import register_profiles
@@ -19,6 +22,16 @@ from tests.levels import levels_named, levels_of, may_have_tests
 
 TESTS = Path(__file__).parent
 register_profiles()
+
+SHARES: Final = (
+    ("fetch", "runtime/server"),
+    ("autoscaler", "cluster", "gpu_runs", "router", "runtime/scheduler", "simulator"),
+    ("benchmarks", "kernels", "model", "runtime", "runtime/server/test_chat_template.py"),
+    ("",),
+)
+"""Files and folders of `tests` that each of as many workers takes, with `--dist each`: it imports
+no other, and so no library that only those need. The longest name decides. They take about as long;
+the first two wait half of the time."""
 
 GROUP = re.compile(r"@([^]@]+)$")
 """What pytest-xdist adds to the name of a test that is in a group."""
@@ -35,13 +48,51 @@ class FilesAndGroups(LoadGroupScheduling):  # type: ignore[misc]  # it has no ty
         return unit_of(nodeid)
 
 
+class Shares(EachScheduling):  # type: ignore[misc]  # it has no types
+    """A worker runs all that it has collected, which is a share of the tests: see `SHARES`."""
+
+    def schedule(self) -> None:
+        session = self.config.pluginmanager.get_plugin("session")
+        assert session is not None
+        session.testscollected = sum(map(len, self.node2collection.values()))
+        super().schedule()
+
+
 def unit_of(nodeid: str) -> str:
     """The group of a test; its file, where it has none."""
     group = GROUP.search(nodeid)
     return group[1] if group else nodeid.partition("::")[0]
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadGroupScheduling | None:
+def share_of(file: Path) -> int:
+    """The worker that takes a test file, with `--dist each`."""
+    name = file.relative_to(TESTS).as_posix() if file.is_relative_to(TESTS) else ""
+    fitting = {
+        len(prefix): worker
+        for worker, prefixes in enumerate(SHARES)
+        for prefix in prefixes
+        if not prefix or f"{name}/".startswith(f"{prefix}/")
+    }
+    return fitting[max(fitting)]
+
+
+def _share(config: pytest.Config) -> int | None:
+    """The worker whose share of the files this process takes; None: it takes all."""
+    share: int | None = getattr(config, "workerinput", {}).get("share")
+    return share
+
+
+def pytest_configure_node(node: WorkerController) -> None:
+    node.workerinput["share"] = None
+    if node.config.option.dist == "each":
+        if node.workerinput["workercount"] != len(SHARES):
+            raise pytest.UsageError(f"--dist each: allowed with {len(SHARES)} workers (-n)")
+        node.workerinput["share"] = int(node.workerinput["workerid"].removeprefix("gw"))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling | None:
+    if config.option.dist == "each":
+        return Shares(config, log)
     if config.option.dist != "loadgroup":
         return None
     config.option.loadscopereorder = False  # the order is that of `pytest_collection_modifyitems`
@@ -81,7 +132,24 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if not (is_folder or collection_path.match("test_*.py")):
         return None
     files = collection_path.rglob("test_*.py") if is_folder else [collection_path]
+    share = _share(config)
+    if share is not None:
+        files = (file for file in files if share_of(file) == share)
     return None if any(may_have_tests(file, config.option.markexpr) for file in files) else True
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Of a unit test that passes a worker reports the call alone: three reports of each test take a
+    twentieth of the time of all."""
+    if _share(item.config) is None:
+        return None
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for report in runtestprotocol(item, log=False, nextitem=nextitem):
+        if report.when == "call" or not report.passed:
+            item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
 
 
 @pytest.hookimpl(tryfirst=True, specname="pytest_collection_modifyitems")
@@ -100,6 +168,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     if not hasattr(config, "workerinput"):
         return
+    share = _share(config)
+    if share is not None:  # files that the command line names are not ignored
+        items[:] = [item for item in items if share_of(item.path) == share]
     units = Counter(unit_of(item.nodeid) for item in items)
 
     def rank(item: pytest.Item) -> tuple[bool, int, str]:
@@ -111,10 +182,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Modules and tests live as long as the run: a collection that visits them frees nothing."""
+    """Modules and tests live as long as the run: a collection that visits them frees nothing.
+
+    Tests import more of them, which a full collection visits in half a second: it is seldom.
+    """
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(10_000, 20, 20)
         gc.enable()

@@ -95,8 +95,9 @@ class CpuLimit:
     def pytest_runtest_call(self, item: pytest.Item) -> Wrapper:
         with self._counted():
             result = yield
-        if self._seconds > LIMIT_SECONDS:
-            item.user_properties.append(("cpu_seconds", round(self._seconds, 2)))
+        if self._seconds <= LIMIT_SECONDS:
+            return result
+        item.user_properties.append(("cpu_seconds", round(self._seconds, 2)))
         if (
             self._seconds > LIMIT_SECONDS * tolerance()
             and self._imported <= MOST_IMPORTED

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from hypothesis import Phase, settings
 
-PERCENT: Final = {"check": 40, "mutate": 100, "full": 1000}
+PERCENT: Final = {"check": 25, "mutate": 100, "full": 1000}
 """Of the examples that a test asks for, by profile. `full` alone draws others in every run."""
 
 

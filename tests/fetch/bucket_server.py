@@ -57,6 +57,7 @@ def etag(content: bytes) -> str:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a body waits for no acknowledgement of its head
     store: Store
 
     def do_GET(self) -> None:

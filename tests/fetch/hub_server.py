@@ -77,6 +77,7 @@ class Hub:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a body waits for no acknowledgement of its head
     hub: Hub
 
     def setup(self) -> None:

@@ -327,6 +327,8 @@ def replaced(call: Call, **arguments: torch.Tensor | int) -> Call:
     return dataclasses.replace(call, arguments=dict(call.arguments) | arguments)
 
 
+# PyTorch imports its compiler for them: seconds.
+@pytest.mark.process
 def test_operators_pass_through_fake_tensors() -> None:
     from sluice_kernels.triton import operators
 

@@ -216,7 +216,7 @@ def test_a_silent_decode_engine_is_lost() -> None:
 
 
 def test_pings_keep_a_connection_that_has_nothing_to_say() -> None:
-    limits = replace(QUICK, ping_seconds=0.3, silence_seconds=2.0)  # a busy machine is no silence
+    limits = replace(QUICK, ping_seconds=0.15, silence_seconds=1.0)  # a busy machine is no silence
     with serving(limits=limits) as prefill, raw_client(prefill) as peer:
         greet(peer)
         for _ in range(8):  # longer than a peer may be silent

@@ -25,6 +25,8 @@ from sluice_runtime.server.tools.formats import (
     ToolFormat,
 )
 
+from tests.pairwise import matrix
+
 SCHEMAS: dict[str, Any] = {
     "f": {
         "type": "object",
@@ -155,9 +157,11 @@ MENDED = [
 ]  # fmt: skip
 
 
-@EVERY
-@pytest.mark.parametrize(("spelled", "arguments"), MENDED)
-def test_arguments_are_made_an_object(form: ToolFormat, spelled: str, arguments: Any) -> None:
+@pytest.mark.parametrize(
+    ("form", "mended"), matrix(FORMATS, MENDED, others=pytest.mark.full, together=1)
+)
+def test_arguments_are_made_an_object(form: ToolFormat, mended: tuple[str, Any]) -> None:
+    spelled, arguments = mended
     if form is QWEN3_CODER or not (spelled.endswith(("[1, 2}", "]}}")) and "}}" not in spelled):
         assert arguments_of(form, spelled) == arguments
 

@@ -186,10 +186,16 @@ async def test_a_message_with_calls_can_be_sent_back_as_it_was_received(calling:
 LOOSE = [
     ('"arguments": {"city": "Ro\nme\t"}}\n</tool_call>', {"city": "Ro\nme\t"}),
     ('"arguments": {"city": "Rome', {"city": "Rome"}),
-    ("\"arguments\": {'city': NaN,}</tool_call>", {"city": None}),
-    ('"arguments": "{\\"city\\": \\"Rome\\"}"}', {"city": "Rome"}),
-    ('"arguments": null}</tool_call>', {}),
+    *(
+        pytest.param(*mended, marks=pytest.mark.full)
+        for mended in (
+            ("\"arguments\": {'city': NaN,}</tool_call>", {"city": None}),
+            ('"arguments": "{\\"city\\": \\"Rome\\"}"}', {"city": "Rome"}),
+            ('"arguments": null}</tool_call>', {}),
+        )
+    ),
 ]
+"""Of these the parser's own tests have each."""
 
 
 @pytest.mark.parametrize(("spelled", "arguments"), LOOSE)
