@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.api.service import InferenceServiceSpec
-from sluice_operator.conditions.reasons import AT_STEP
+from sluice_operator.conditions.reasons import CANARY_AT_STEP
 from sluice_operator.kube.errors import OperatorError
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.service.revisions.canary_state import ENDED, CanaryState
@@ -105,7 +105,7 @@ def next_step(now: CanaryNow) -> tuple[CanaryState, str]:
         return CanaryState(), f"tried again: step 1 of {len(steps)}, {steps[0]} % of requests"
     plan = (now.service.get("status") or {}).get("rollout") or {}
     is_below = state.verdict == "held" and state.reached <= state.step
-    if plan.get("reason") not in AT_STEP or is_below:
+    if plan.get("reason") not in CANARY_AT_STEP or is_below:
         text = f"step {state.step + 1} is not reached, and --full does not wait for it"
         raise NoCanaryError(f"{text}: {plan.get('message', 'there is no status')}")
     state = state.next_step(len(steps))

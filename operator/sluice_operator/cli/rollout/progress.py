@@ -31,8 +31,6 @@ STOPPED: Final = frozenset(
     }
 )
 """Reasons of Progressing after which nothing changes without a person."""
-AT_STEP: Final = frozenset({reasons.CANARY_STEP, reasons.CANARY_STALLED, reasons.CANARY_WAITS})
-"""Reasons of Progressing while a canary has the share of its step, and may get the next one."""
 
 
 class RolloutProgress(NamedTuple):
@@ -50,8 +48,9 @@ class RolloutProgress(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Whether all is done, or a person is needed."""
-        return self.has_failed or self.state == "Done" or self.reason == reasons.CANARY_WAITS
+        """Whether all is done, or nothing goes on before a person or a request acts."""
+        rests = self.reason in (reasons.CANARY_WAITS, reasons.CANARY_ASLEEP)
+        return self.has_failed or self.state == "Done" or rests
 
     @property
     def has_failed(self) -> bool:
@@ -72,7 +71,7 @@ def progress_of(service: Manifest) -> RolloutProgress:
         condition = find(status, kind) or {}
         if _has_stopped(kind, condition):
             return RolloutProgress("Stopped", condition["reason"], condition["message"])
-        if condition.get("reason") in AT_STEP:
+        if condition.get("reason") in reasons.CANARY_UNDECIDED:
             return RolloutProgress("Canary", condition["reason"], condition["message"])
         if condition.get("reason") == reasons.PAUSED:
             return RolloutProgress("Waiting", reasons.PAUSED, condition["message"])
