@@ -52,10 +52,18 @@ CANARY_MUTATIONS: Final = (
     ),
     Mutation(
         "canary: an ended one gets all requests without spec.rollout.canary",
-        "planned_rollout",
-        "(spec is None and state.verdict not in ENDED)",
-        "spec is None",
+        "canary",
+        "if spec is None and state.verdict not in ENDED:",
+        "if spec is None:",
         ("../../cli/rollout/test_canary",),
+        package=ROLLOUTS,
+    ),
+    Mutation(
+        "canary: a held one gets all requests without spec.rollout.canary",
+        "canary",
+        'if recorded.verdict == "held" and (spec is None or spec.on_worse != "Hold"):',
+        "if False:",
+        ("../../cli/rollout/test_judged",),
         package=ROLLOUTS,
     ),
     Mutation(

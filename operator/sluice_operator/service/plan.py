@@ -76,7 +76,6 @@ from sluice_operator.service.rollout.mode_switch import NO_FORMER, Former, forme
 from sluice_operator.service.rollout.planned_rollout import (
     PlannedPool,
     PlannedRollout,
-    canary_state,
     roll_out,
 )
 from sluice_operator.service.rollout.revisions import pod_changes
@@ -198,7 +197,7 @@ def _with_children(
     return ServicePlan(
         secrets=key_secrets(there, top, (pool.spec for pool in resolved.pools)),
         decided=history.decided,
-        decision_events=canary_judged(canary_state(resolved), rollout.rollout.learnt),
+        decision_events=canary_judged(rollout.canary, rollout.rollout.learnt),
         apply=(*needed, *optional),
         record=history.record,
         take_over=tuple(

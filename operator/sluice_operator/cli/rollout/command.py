@@ -81,8 +81,8 @@ async def _status(opened: Session, options: argparse.Namespace) -> int:
 
 
 async def _followed(opened: Session) -> Manifest:
-    """The service once its roll-out is done, has stopped, sleeps or waits for a person; prints each change
-    until then, in a terminal with bars."""
+    """The service once its roll-out is done, has stopped, sleeps or waits for a person; prints
+    each change until then, in a terminal with bars."""
     printed: list[str] = []
     async with aclosing(opened.states()) as states:
         async for service in states:

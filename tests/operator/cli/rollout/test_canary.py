@@ -182,7 +182,7 @@ async def test_a_canary_that_sleeps_is_not_complete_and_goes_on_with_engines() -
 @pytest.mark.parametrize(("reached", "is_refused"), [(1, True), (2, False)])
 def test_a_held_canary_is_not_promoted_below_its_step(reached: int, is_refused: bool) -> None:
     state = CanaryState(step=1, verdict="held", reached=reached, percent=(25, 40)[reached - 1])
-    spec = service({"rollout": {"canary": {"steps": [25, 40, 50]}}})["spec"]
+    spec = service({"rollout": {"canary": {"steps": [25, 40, 50], "onWorse": "Hold"}}})["spec"]
     revision = Revision("r", 1, {"spec": spec}, State(canary=state))
     status = {"rollout": {"reason": "CanaryWorse", "message": "The canary is worse, and stays."}}
     now = CanaryNow({"status": status}, revision)

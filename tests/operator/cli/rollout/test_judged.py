@@ -184,6 +184,23 @@ async def test_a_worse_revision_that_is_held_stays_where_it_is() -> None:
     assert (watched.counts, watched.progressing()) == ((4, 4), ("True", "CanaryStep"))
 
 
+@pytest.mark.parametrize("rollout", [{"strategy": "Surge"}, JUDGED, {"canary": {"steps": [25]}}])
+async def test_a_worse_revision_ends_once_its_spec_does_not_hold_it(
+    rollout: dict[str, Any],
+) -> None:
+    watched = await Watched.rolled(onWorse="Hold")
+    await watched.looks((0, 0), (0, 0))
+    await watched.looks((640, 32), (2560, 3))
+    assert (watched.counts, watched.state.verdict) == ((2, 4), "held")
+    await watched.cluster.edited(rollout=rollout)
+    assert (watched.counts, watched.label) == ((0, 4), None)
+    assert watched.progressing() == ("False", "CanaryWorse")
+    assert (watched.state.verdict, watched.state.percent) == ("worse", 25)
+    await watched.decides(next_step)
+    text = "tried again: step 1 of" if "canary" in rollout else "promoted to all requests"
+    assert watched.text.startswith(text)
+
+
 async def test_engines_that_end_twice_halt_a_canary_also_in_a_second_try() -> None:
     watched = await Watched.rolled()
     for _ in range(2):
