@@ -17,7 +17,7 @@ from sluice_operator.conditions.reasons import (
     CANARY_ASLEEP,
     CANARY_LATE,
     CANARY_STALLED,
-    CANARY_STEP,
+    CANARY_UNDECIDED,
     CANARY_WAITS,
     CANARY_WORSE,
     ROLLOUT_HALTED,
@@ -32,8 +32,8 @@ IN_POOL: Final = ("namespace", "name", "role")
 BLIND: Final = f'reason=~"{UNSEEN}.+|{FAILED}|{CONTESTED}"'
 """Not those of services that nobody asked to scale."""
 NOT_TRUE: Final = 'status!="True"'
-AT_STEP: Final = is_so(
-    PROGRESSING, f'reason=~"{CANARY_STEP}|{CANARY_STALLED}|{CANARY_WAITS}|{CANARY_ASLEEP}"'
+NO_VERDICT: Final = is_so(
+    PROGRESSING, f'reason=~"{"|".join(sorted({*CANARY_UNDECIDED, CANARY_ASLEEP}))}"'
 )
 """1 for each service whose canary has no verdict yet."""
 HALTED: Final = f'reason=~"{ROLLOUT_HALTED}|{CANARY_WORSE}|{CANARY_LATE}"'
@@ -68,7 +68,7 @@ SERVICES: Final = (
     ),
     of_names(
         name="SluiceNotUpdated",
-        value=f"({is_so(UPDATED, NOT_TRUE)} unless {AT_STEP})",
+        value=f"({is_so(UPDATED, NOT_TRUE)} unless {NO_VERDICT})",
         condition="== 1",
         lasting="30m",
         severity="warning",

@@ -52,10 +52,18 @@ CANARY_MUTATIONS: Final = (
     ),
     Mutation(
         "canary: an ended one gets all requests without spec.rollout.canary",
-        "planned_rollout",
-        "(spec is None and state.verdict not in ENDED)",
-        "spec is None",
+        "canary",
+        "if spec is None and state.verdict not in ENDED:",
+        "if spec is None:",
         ("../../cli/rollout/test_canary",),
+        package=ROLLOUTS,
+    ),
+    Mutation(
+        "canary: a held one gets all requests without spec.rollout.canary",
+        "canary",
+        'if recorded.verdict == "held" and (spec is None or spec.on_worse != "Hold"):',
+        "if False:",
+        ("../../cli/rollout/test_judged",),
         package=ROLLOUTS,
     ),
     Mutation(
@@ -69,10 +77,18 @@ CANARY_MUTATIONS: Final = (
     Mutation(
         "canary: a pause keeps its requests",
         "plan",
-        "if rollout is not None and rollout.is_ended:",
-        "if rollout is not None and not rollout.reason:",
+        "if rollout is None or not rollout.is_ended:",
+        "if rollout is None or rollout.reason:",
         ("../cli/rollout/test_canary",),
         package="operator/service",
+    ),
+    Mutation(
+        "canary: another spec of a paused service hides the one that runs",
+        "planned_spec",
+        "if spec.paused and running and",
+        "if False and running and",
+        ("../../cli/rollout/test_judged",),
+        package="operator/service/resolve",
     ),
     Mutation(
         "canary: one without engines is complete",

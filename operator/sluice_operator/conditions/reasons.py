@@ -31,7 +31,9 @@ CANARY_ASLEEP: Final = "CanaryAsleep"
 CANARY_WORSE: Final = "CanaryWorse"
 """The operator has found a canary worse than what was there before: it has ended, or stays with its
 share."""
-AT_STEP: Final = frozenset({CANARY_STEP, CANARY_STALLED, CANARY_WAITS, CANARY_WORSE})
+CANARY_UNDECIDED: Final = frozenset({CANARY_STEP, CANARY_STALLED, CANARY_WAITS})
+"""Reasons while a canary has the share of its step, and no verdict yet."""
+CANARY_AT_STEP: Final = CANARY_UNDECIDED | {CANARY_WORSE}
 """Reasons of a roll-out whose canary has the share of its step, or was found worse there."""
 CANARY_LATE: Final = "CanaryLate"
 """Engines of a canary were not ready in time, and what was there before has all requests."""

@@ -69,14 +69,11 @@ from sluice_operator.service.plan_events import (
 from sluice_operator.service.resolve.handover import key_secrets, policies
 from sluice_operator.service.resolve.planned_spec import PlannedSpec, decide_spec
 from sluice_operator.service.resolve.resolved_service import ResolvedPool, ResolvedService
-from sluice_operator.service.revisions.canary_state import ENDED
 from sluice_operator.service.revisions.history import plan_history
-from sluice_operator.service.revisions.revision import revisions_of
 from sluice_operator.service.rollout.mode_switch import NO_FORMER, Former, former_manifests
 from sluice_operator.service.rollout.planned_rollout import (
     PlannedPool,
     PlannedRollout,
-    canary_state,
     roll_out,
 )
 from sluice_operator.service.rollout.revisions import pod_changes
@@ -94,6 +91,8 @@ class ServicePlan(Plan):
     model is awaited. None where nothing is planned."""
     delivery: Delivery = NO_DELIVERY
     """How far the model of the present spec is on its way."""
+    is_kept_waiting: bool = False
+    """Whether the present spec asks for other pods than those that run, while it is paused."""
     adapters: AdapterDelivery = NO_ADAPTERS
     """How far adapters of a hub are; engines do not wait for them."""
     pools: tuple[PlannedPool, ...] = ()
@@ -112,7 +111,8 @@ class ServicePlan(Plan):
     @property
     def is_accepted(self) -> bool:
         """Whether the present spec is what is planned."""
-        return self.refusal is None and self.delivery.waiting is None
+        waits = self.is_kept_waiting or self.delivery.waiting is not None
+        return self.refusal is None and not waits
 
 
 def plan_service(observed: ServiceObserved) -> ServicePlan:
@@ -131,6 +131,7 @@ def plan_service(observed: ServiceObserved) -> ServicePlan:
     adopt = tuple(_adoptions(observed.children, top, plan))
     events = (*plan.events, *delivery.events, *taken_over(adopt))
     plan = replace(plan, adopt=adopt, events=events, refusal=refusal, delivery=delivery)
+    plan = replace(plan, is_kept_waiting=decision.is_kept_waiting)
     return _paused(plan, observed.children) if decision.is_paused else plan
 
 
@@ -143,18 +144,14 @@ def _paused(plan: ServicePlan, children: Children) -> ServicePlan:
     noted, rollout = plan.decided, plan.rollout
     if noted is None or (identity(noted), noted["revision"]) not in live:
         nothing = replace(nothing, decided=None, decision_events=())
+    if rollout is None or not rollout.is_ended:
+        return nothing
     shares = {identity(item): share_of(item) for item in of_kind(children, SERVICE)}
     services = tuple(
         item for item in plan.apply if (share := shares.get(identity(item))) and share.percent
     )
-    if rollout is not None and rollout.is_ended:
-        text = f"{rollout.message} Its engines stay, as spec.paused is true."
-        return replace(nothing, apply=services, rollout=replace(rollout, message=text))
-    # Another spec waits, while the canary that runs has ended.
-    running = next(revisions_of(children).newest_first, None)
-    has_ended = running is not None and running.canary.verdict in ENDED
-    has_no_share = all((share := share_of(item)) and not share.percent for item in services)
-    return replace(nothing, apply=services) if has_ended and has_no_share else nothing
+    text = f"{rollout.message} Its engines stay, as spec.paused is true."
+    return replace(nothing, apply=services, rollout=replace(rollout, message=text))
 
 
 def _first_delivery(children: Children, top: Owner, delivery: Delivery) -> ServicePlan:
@@ -198,7 +195,7 @@ def _with_children(
     return ServicePlan(
         secrets=key_secrets(there, top, (pool.spec for pool in resolved.pools)),
         decided=history.decided,
-        decision_events=canary_judged(canary_state(resolved), rollout.rollout.learnt),
+        decision_events=canary_judged(rollout.canary, rollout.rollout.learnt),
         apply=(*needed, *optional),
         record=history.record,
         take_over=tuple(

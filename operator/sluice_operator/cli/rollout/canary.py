@@ -13,11 +13,12 @@ from typing import Final, NamedTuple
 
 from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.api.service import InferenceServiceSpec
-from sluice_operator.conditions.reasons import AT_STEP
+from sluice_operator.conditions.reasons import CANARY_AT_STEP
 from sluice_operator.kube.errors import OperatorError
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.service.revisions.canary_state import ENDED, CanaryState
 from sluice_operator.service.revisions.revision import Revision, revisions_of
+from sluice_operator.service.rollout.canary import Canary, canary_of
 
 NOT_OBSERVED: Final = "the operator has not looked at the present spec yet; try again"
 NOT_CARRIED_OUT: Final = "the operator has not carried out the last decision yet; try again"
@@ -34,8 +35,8 @@ class CanaryNow(NamedTuple):
         """How far it is, once the last decision is carried out."""
         return self.revision.canary
 
-    def steps(self) -> list[int]:
-        """Percents of all its steps; none where the spec has no canary any more.
+    def canary(self) -> Canary | None:
+        """The canary with all its steps; None: its spec has none any more, nor has it ended.
 
         Raises:
             NoCanaryError: this release of the command cannot read its spec.
@@ -44,8 +45,7 @@ class CanaryNow(NamedTuple):
             spec = parse(InferenceServiceSpec, self.revision.spec, "spec")
         except InvalidSpecError as error:
             raise NoCanaryError(f"its spec cannot be read: {error}") from None
-        canary = spec.rollout.canary if spec.rollout else None
-        return self.state.steps_among(canary.steps) if canary else []
+        return canary_of(spec, self.state)
 
 
 Decide = Callable[[CanaryNow], tuple[CanaryState, str]]
@@ -98,14 +98,15 @@ def next_step(now: CanaryNow) -> tuple[CanaryState, str]:
     Raises:
         NoCanaryError: the engines of the present step are not ready.
     """
-    steps, state = now.steps(), now.state
-    if not steps:
+    canary = now.canary() if _has_canary(now.revision) else None
+    if canary is None:
         return all_requests(now)
+    steps, state = canary.spec.steps, canary.state
     if state.verdict in ENDED:
         return CanaryState(), f"tried again: step 1 of {len(steps)}, {steps[0]} % of requests"
     plan = (now.service.get("status") or {}).get("rollout") or {}
     is_below = state.verdict == "held" and state.reached <= state.step
-    if plan.get("reason") not in AT_STEP or is_below:
+    if plan.get("reason") not in CANARY_AT_STEP or is_below:
         text = f"step {state.step + 1} is not reached, and --full does not wait for it"
         raise NoCanaryError(f"{text}: {plan.get('message', 'there is no status')}")
     state = state.next_step(len(steps))

@@ -42,10 +42,10 @@ from sluice_operator.kube.kinds import Manifest
 FAILED: Final = 1
 UNUSABLE: Final = 2
 STATUSES: Final = (
-    "Exit status: 0 where all is done, or a canary's step waits for a person; 1 where the roll-out "
-    "has stopped, a canary is worse or stalled, the time is over, a decision about a canary is "
-    "refused (nothing changes), or there is no such service or revision; 2 where there is no "
-    "cluster, or it refuses."
+    "Exit status: 0 where all is done, or a canary's step waits for a person or for engines of a "
+    "service that has none; 1 where the roll-out has stopped, a canary is worse or stalled, the "
+    "time is over, a decision about a canary is refused (nothing changes), or there is no such "
+    "service or revision; 2 where there is no cluster, or it refuses."
 )
 
 
@@ -81,8 +81,8 @@ async def _status(opened: Session, options: argparse.Namespace) -> int:
 
 
 async def _followed(opened: Session) -> Manifest:
-    """The service once its roll-out is done, has stopped or waits for a person; prints each change
-    until then, in a terminal with bars."""
+    """The service once its roll-out is done, has stopped, sleeps or waits for a person; prints
+    each change until then, in a terminal with bars."""
     printed: list[str] = []
     async with aclosing(opened.states()) as states:
         async for service in states:

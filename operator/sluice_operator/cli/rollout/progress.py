@@ -6,7 +6,6 @@ Pure. Reads statuses of an InferenceService and its EnginePools.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Final, Literal, NamedTuple
 
 from sluice_operator.api.conditions import PROGRESSING, STALLED, UPDATED
@@ -17,7 +16,8 @@ from sluice_operator.conditions import reasons
 from sluice_operator.conditions.conditions import find
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.service.revisions.revision import revisions_of
-from sluice_operator.service.rollout.step import StepEvidence, step_judge
+from sluice_operator.service.rollout.canary import canary_of
+from sluice_operator.service.rollout.step import StepEvidence
 
 BAR_CELLS: Final = 32
 ROUNDING: Final = 1e-9
@@ -31,8 +31,6 @@ STOPPED: Final = frozenset(
     }
 )
 """Reasons of Progressing after which nothing changes without a person."""
-AT_STEP: Final = frozenset({reasons.CANARY_STEP, reasons.CANARY_STALLED, reasons.CANARY_WAITS})
-"""Reasons of Progressing while a canary has the share of its step, and may get the next one."""
 
 
 class RolloutProgress(NamedTuple):
@@ -50,8 +48,9 @@ class RolloutProgress(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Whether all is done, or a person is needed."""
-        return self.has_failed or self.state == "Done" or self.reason == reasons.CANARY_WAITS
+        """Whether all is done, or nothing goes on before a person or a request acts."""
+        rests = self.reason in (reasons.CANARY_WAITS, reasons.CANARY_ASLEEP)
+        return self.has_failed or self.state == "Done" or rests
 
     @property
     def has_failed(self) -> bool:
@@ -72,7 +71,7 @@ def progress_of(service: Manifest) -> RolloutProgress:
         condition = find(status, kind) or {}
         if _has_stopped(kind, condition):
             return RolloutProgress("Stopped", condition["reason"], condition["message"])
-        if condition.get("reason") in AT_STEP:
+        if condition.get("reason") in reasons.CANARY_UNDECIDED:
             return RolloutProgress("Canary", condition["reason"], condition["message"])
         if condition.get("reason") == reasons.PAUSED:
             return RolloutProgress("Waiting", reasons.PAUSED, condition["message"])
@@ -109,14 +108,13 @@ def signals(items: tuple[Manifest, ...]) -> Iterator[str]:
     if revision is None:
         return
     try:
-        judge = step_judge(parse(InferenceServiceSpec, revision.spec, "spec"))
+        canary = canary_of(parse(InferenceServiceSpec, revision.spec, "spec"), revision.canary)
     except InvalidSpecError:  # of another release
         return
     evidence = StepEvidence.of(revision.canary.learnt)
-    if judge is None or evidence.answers is None:
+    if canary is None or not canary.spec.is_judged or evidence.answers is None:
         return
-    steps = revision.canary.steps_among(judge.spec.steps)
-    judge = replace(judge, spec=judge.spec.model_copy(update={"steps": steps}))
+    judge = canary.judge
     for signal, count, needed, text in judge.rows(evidence):
         shown = bar(min(1.0, count / max(1, needed)), BAR_CELLS)
         yield f"  {signal:<9}{shown} {count:,} of about {needed:,} keys: {text}"

@@ -21,7 +21,7 @@ from sluice_operator.service.rollout.lent_gpus import INTERRUPTS
 from sluice_operator.service.rollout.pairing import NO_PAIR
 
 SHOWN_ROLLOUTS: Final = (
-    frozenset({IN_PLACE, WAITS_FOR_BUDGET, NO_PAIR, reasons.CANARY_ASLEEP}) | reasons.AT_STEP
+    frozenset({IN_PLACE, WAITS_FOR_BUDGET, NO_PAIR, reasons.CANARY_ASLEEP}) | reasons.CANARY_AT_STEP
 )
 """Reasons of a roll-out that become the reason of Progressing."""
 

@@ -148,8 +148,10 @@ def _obstacle(
         why = Check("False", plan.refusal.reason, plan.refusal.message)
     elif failed is not None:
         return failed
+    elif plan.paused and not plan.is_accepted:
+        why = waiting_check(plan)
     elif plan.delivery.waiting is not None:
-        why = waiting_check(plan) if plan.paused else plan.delivery.waiting
+        why = plan.delivery.waiting
     else:
         return None
     applied = before.get("appliedGeneration")

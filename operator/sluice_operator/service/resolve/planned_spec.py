@@ -1,5 +1,5 @@
 """Which spec a service is planned by: the present one, or the last one carried out while the
-present one is refused or waits for its model.
+present one is refused, or waits for its model or the end of a pause.
 
 Pure. The delivery of model and adapters is decided here too, because engines can only be made of
 what has arrived.
@@ -64,10 +64,13 @@ class SpecDecision:
     refusal: Refusal | None = None
     """Why the present spec is refused; None: it is not."""
     is_paused: bool = False
+    is_kept_waiting: bool = False
+    """Whether the present spec asks for other pods than those that run, while it is paused."""
 
 
 def decide_spec(observed: ServiceObserved, top: Owner) -> SpecDecision:
-    """The present spec where it is valid and its model is there; else the last one."""
+    """The present spec where it is valid, its model is there and no pause keeps it; else the last
+    one."""
     service = observed.service
     try:
         present = canonical(parse(InferenceServiceSpec, service.get("spec") or {}, "spec"))
@@ -90,7 +93,12 @@ def decide_spec(observed: ServiceObserved, top: Owner) -> SpecDecision:
     brought = (*delivery.manifests, *adapters.manifests)
     written = as_written(service)
     planned = PlannedSpec(resolution.resolved(), adapters, brought, written=written)
-    return SpecDecision(planned, delivery, is_paused=spec.paused)
+    decision = SpecDecision(planned, delivery, is_paused=spec.paused)
+    running = next(resolution.revisions.carried_out, None)
+    if spec.paused and running and running.name != planned.resolved.revision.name:
+        # What runs may have a canary.
+        return _last(observed, top, replace(decision, is_kept_waiting=True))
+    return decision
 
 
 def _last(observed: ServiceObserved, top: Owner, decision: SpecDecision) -> SpecDecision:

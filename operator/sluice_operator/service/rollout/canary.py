@@ -17,6 +17,7 @@ from typing import Final
 from sluice_contract.cluster.labels import CanaryShare, Role
 
 from sluice_operator.api.scaling import CanarySpec
+from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.conditions.pods import first_failure, is_ready
 from sluice_operator.conditions.reasons import (
     CANARY_ABORTED,
@@ -32,7 +33,13 @@ from sluice_operator.manifests.engine import revision_of
 from sluice_operator.scaled import Look
 from sluice_operator.service.revisions.canary_state import ENDED, CanaryState
 from sluice_operator.service.rollout.pairing import NO_PAIR
-from sluice_operator.service.rollout.step import STALLED, CanaryJudge, StepEvidence, percent_of
+from sluice_operator.service.rollout.step import (
+    STALLED,
+    CanaryJudge,
+    StepEvidence,
+    percent_of,
+    promises_first_token,
+)
 from sluice_operator.service.rollout.surge import (
     ROLLING_OUT,
     PoolState,
@@ -252,6 +259,24 @@ class Canary:
         if not self.judge.signals:
             step += ", and a person decides"
         return f"{step} (`sluice rollout promote`: {after}, `abort`: none)"
+
+
+def canary_of(asked: InferenceServiceSpec, recorded: CanaryState) -> Canary | None:
+    """The canary of a revision, with all steps of the spec `asked`, and how far it is among them.
+    One that has ended stays so without `canary` in the spec; None: there is none. One that was held
+    has ended where the spec does not hold it."""
+    spec = asked.rollout.canary if asked.rollout else None
+    state = recorded
+    if recorded.verdict == "held" and (spec is None or spec.on_worse != "Hold"):
+        state = replace(recorded, verdict="worse")
+    if spec is None and state.verdict not in ENDED:
+        return None
+    if spec is None:
+        steps = [state.percent] if state.percent else CanarySpec().steps
+    else:
+        steps, state = state.steps_among(spec.steps), state.among(spec.steps)
+    spec = (spec or CanarySpec()).model_copy(update={"steps": steps})
+    return Canary(spec, state, promises_first_token(asked))
 
 
 def _are_ready(pools: Iterable[PoolState], percent: int, load: float = 1.0) -> bool:

@@ -21,7 +21,7 @@ from sluice_contract.cluster.labels import Role
 from sluice_operator.api.pools import gpu_count
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.conditions.pods import is_draining, is_finished
-from sluice_operator.conditions.reasons import AT_STEP
+from sluice_operator.conditions.reasons import CANARY_AT_STEP
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest, of_kind
 from sluice_operator.manifests.engine import revision_of
 from sluice_operator.manifests.metadata import ENGINE
@@ -241,7 +241,7 @@ def _held_back(pools: tuple[PoolState, ...], rollout: Rollout, budget: Budget) -
     text = f"{rollout.message} {waits} engines wait for GPUs of the budget of {budget.gpus}."
     if budget.former_gpus:
         text += f" Pools of the former mode hold {budget.former_gpus}: {FORMER_STAYS}."
-    is_kept = rollout.is_ended or rollout.reason in AT_STEP
+    is_kept = rollout.is_ended or rollout.reason in CANARY_AT_STEP
     reason = rollout.reason if is_kept else WAITS_FOR_BUDGET
     return replace(rollout, shares=shares, reason=reason, message=text)
 

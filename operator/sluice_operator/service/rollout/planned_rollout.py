@@ -13,7 +13,6 @@ from sluice_contract.cluster.labels import Role
 
 from sluice_operator.accelerators.find import AcceleratorFinding
 from sluice_operator.api.pool import RevisionShare
-from sluice_operator.api.scaling import CanarySpec
 from sluice_operator.kube.kinds import SERVICE, Manifest, of_kind
 from sluice_operator.manifests.engine_pool import engine_pool
 from sluice_operator.manifests.metadata import Owner
@@ -22,9 +21,9 @@ from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.resolve.replicas import former_pools
 from sluice_operator.service.resolve.resolved_service import ResolvedPool, ResolvedService
 from sluice_operator.service.resolve.router import PlannedRouter, plan_router
-from sluice_operator.service.revisions.canary_state import ENDED, CanaryState
+from sluice_operator.service.revisions.canary_state import CanaryState
 from sluice_operator.service.revisions.settings import Settings
-from sluice_operator.service.rollout.canary import Canary
+from sluice_operator.service.rollout.canary import canary_of
 from sluice_operator.service.rollout.gpu_budget import (
     PlanRollout,
     budget_of,
@@ -35,7 +34,6 @@ from sluice_operator.service.rollout.in_place import plan_in_place
 from sluice_operator.service.rollout.lent_gpus import announced_first, says_interrupted
 from sluice_operator.service.rollout.mode_switch import Former, are_awaited, plan_former
 from sluice_operator.service.rollout.revisions import pool_state, replaces_pods
-from sluice_operator.service.rollout.step import promises_first_token
 from sluice_operator.service.rollout.surge import Rollout, plan_rollout
 
 
@@ -57,6 +55,8 @@ class PlannedRollout:
 
     rollout: Rollout
     """Roll-out of all pools."""
+    canary: CanaryState
+    """How far the canary of the present revision was before this plan."""
     serves_ended_canary: bool
     """Whether engines of a canary that has ended serve, as the former ones are gone."""
     pools: tuple[PlannedPool, ...]
@@ -77,8 +77,9 @@ def roll_out(
     pools, stable = resolved.pools, resolved.revisions.stable
     states = tuple(pool_state(children, pool.spec, pool.config_map) for pool in pools)
     budget, former = budget_of(observed, spec), former_pools(service, children, spec)
-    state = canary_state(resolved)
-    canary = _canary(resolved, state, former)
+    state = resolved.revisions.canary_of(resolved.revision)
+    # Routers use the pools of one mode, so there is no canary beside pools of another.
+    canary = None if former else canary_of(resolved.spec, state)
     is_open = canary is not None and canary.is_open(states, stable)
     plan = canary.plan if canary and is_open else _strategy(resolved)
     rollout = plan_within(states, stable, plan, budget)
@@ -88,7 +89,7 @@ def roll_out(
         looks = observed.looks if has_shares else ()
         judging = canary.without_steps if service["spec"].get("paused") else canary
         rollout = judging.judged(rollout, observed.engines, looks)
-        learnt = (rollout.learnt or state).noted(canary.spec.steps)
+        learnt = (rollout.learnt or canary.state).noted(canary.spec.steps)
         recorded = resolved.revision.state.canary
         rollout = replace(rollout, learnt=None if learnt == recorded else learnt)
     elif canary:
@@ -108,6 +109,7 @@ def roll_out(
     surges = pod_surges(states, rollout, surge_budget, replaced)
     return PlannedRollout(
         rollout=rollout,
+        canary=canary.state if canary else state,
         serves_ended_canary=bool(canary and canary.serves_though_ended(states, stable)),
         pools=tuple(_pool(top, pool, rollout, surges.get(pool.spec.role)) for pool in pools),
         router=router,
@@ -119,27 +121,6 @@ def roll_out(
 def _strategy(resolved: ResolvedService) -> PlanRollout:
     """How revisions replace each other without a canary."""
     return plan_in_place if resolved.spec.replaces_in_place else plan_rollout
-
-
-def canary_state(resolved: ResolvedService) -> CanaryState:
-    """How far the canary of the present revision is before the next plan, among the steps of the
-    spec."""
-    rollout, state = resolved.spec.rollout, resolved.revisions.canary_of(resolved.revision)
-    return state.among(rollout.canary.steps) if rollout and rollout.canary else state
-
-
-def _canary(
-    resolved: ResolvedService, state: CanaryState, former: tuple[Manifest, ...]
-) -> Canary | None:
-    """The canary of the spec, or one that has ended, whatever the spec says since. Routers use the
-    pools of one mode, so there is none while pools of another mode (`former`) are there."""
-    rollout = resolved.spec.rollout
-    spec = rollout.canary if rollout else None
-    if former or (spec is None and state.verdict not in ENDED):
-        return None
-    spec = spec or CanarySpec()
-    spec = spec.model_copy(update={"steps": state.steps_among(spec.steps)})
-    return Canary(spec, state, promises_first_token(resolved.spec))
 
 
 def _pool(

@@ -42,26 +42,22 @@ JUDGED = BEHIND | {"Progressing": "True/CanaryStep"}
     [
         ({"Updated": "True/AllReady"}, 0, "Done: AllReady"),
         (BEHIND | {"Progressing": "True/CanaryWaits"}, 0, "Canary: CanaryWaits"),
+        (dict.fromkeys(BEHIND | JUDGED, "False/CanaryAsleep"), 0, "Waiting: CanaryAsleep"),
         (BEHIND | {"Progressing": "True/CanaryStalled"}, 1, "Canary: CanaryStalled"),
         (BEHIND | {"Progressing": "False/CanaryWorse"}, 1, "Stopped: CanaryWorse"),
         (BEHIND | {"Progressing": "False/CanaryLate"}, 1, "Stopped: CanaryLate"),
         (BEHIND | {"Progressing": "False/CanaryAborted"}, 1, "Stopped: CanaryAborted"),
     ],
 )
-async def test_a_judged_canary_is_waited_for_until_it_is_over_or_needs_a_person(
+async def test_a_judged_canary_is_waited_for_until_it_is_over_sleeps_or_needs_a_person(
     end: dict[str, str], status: int, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asleep = dict.fromkeys(("Updated", "Progressing"), "False/CanaryAsleep")
-    changes = Canaries(BEHIND, JUDGED, asleep, JUDGED, end, {"Updated": "True/Later"})
+    changes = Canaries(BEHIND, JUDGED, end, {"Updated": "True/Later"})
     options = argparse.Namespace(timeout=0, watch=True, name="chat")
     assert await command._status(changes, options) == status  # type: ignore[arg-type]
     lines = capsys.readouterr().out.splitlines()
-    waiting = ["Waiting: RollingOut", "Canary: CanaryStep", "Waiting: CanaryAsleep"]
-    assert [each.removesuffix(": in words.") for each in lines] == [
-        *waiting,
-        "Canary: CanaryStep",
-        line,
-    ]
+    waiting = ["Waiting: RollingOut", "Canary: CanaryStep"]
+    assert [each.removesuffix(": in words.") for each in lines] == [*waiting, line]
 
 
 @pytest.mark.parametrize(("state", "status"), [(JUDGED, 0), (BEHIND, 0)])

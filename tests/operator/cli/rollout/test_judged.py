@@ -119,6 +119,30 @@ async def test_a_paused_canary_goes_back_though_not_on() -> None:
     assert (watched.counts, watched.label) == ((0, 4), None)
 
 
+@pytest.mark.parametrize("engine", [{"chunkSize": 128}, {}])
+async def test_a_canary_of_a_paused_service_is_judged_though_another_spec_waits(
+    engine: dict[str, Any],
+) -> None:
+    watched = await Watched.rolled()
+    await watched.looks((0, 0), (0, 0), times=1)
+    await watched.cluster.edited(paused=True, engine=engine)
+    assert watched.cluster.looks.routers
+    assert watched.progressing() == ("False", "Paused")
+    await watched.looks((640, 320), (2560, 3))
+    label = f"{watched.new}.{watched.former}"
+    assert (watched.counts, watched.label) == ((2, 4), f"{label}.0")
+    assert watched.state.verdict == "worse"
+    updated = condition(watched.cluster.status, "Updated")
+    assert (updated["status"], updated["reason"]) == ("False", "Paused")
+    assert watched.progressing() == ("False", "CanaryWorse")
+    writes = len(watched.cluster.api.writes)
+    await watched.cluster.reconciled()
+    assert len(watched.cluster.api.writes) == writes
+    first = watched.new
+    await watched.cluster.edited(paused=False)
+    assert first not in watched.engines, "the other spec is carried out"
+
+
 @pytest.mark.parametrize("path", ["/deployments/chat-router", "/enginepools/chat-mixed"])
 async def test_a_worse_revision_gets_no_request_though_other_writes_fail(path: str) -> None:
     watched = await Watched.rolled()
@@ -182,6 +206,23 @@ async def test_a_worse_revision_that_is_held_stays_where_it_is() -> None:
     assert watched.label == label, "no further step by itself"
     await watched.decides(next_step)
     assert (watched.counts, watched.progressing()) == ((4, 4), ("True", "CanaryStep"))
+
+
+@pytest.mark.parametrize("rollout", [{"strategy": "Surge"}, JUDGED, {"canary": {"steps": [25]}}])
+async def test_a_worse_revision_ends_once_its_spec_does_not_hold_it(
+    rollout: dict[str, Any],
+) -> None:
+    watched = await Watched.rolled(onWorse="Hold")
+    await watched.looks((0, 0), (0, 0))
+    await watched.looks((640, 32), (2560, 3))
+    assert (watched.counts, watched.state.verdict) == ((2, 4), "held")
+    await watched.cluster.edited(rollout=rollout)
+    assert (watched.counts, watched.label) == ((0, 4), None)
+    assert watched.progressing() == ("False", "CanaryWorse")
+    assert (watched.state.verdict, watched.state.percent) == ("worse", 25)
+    await watched.decides(next_step)
+    text = "tried again: step 1 of" if "canary" in rollout else "promoted to all requests"
+    assert watched.text.startswith(text)
 
 
 async def test_engines_that_end_twice_halt_a_canary_also_in_a_second_try() -> None:
