@@ -164,7 +164,7 @@ CANARY_MUTATIONS: Final = (
     ),
     Mutation(
         "canary: counts of the step before count for this one",
-        "step",
+        "router_counts",
         "if (c.revision, c.former, c.percent) == step}",
         "if (c.revision, c.former) == step[:2]}",
         ("test_step",),
@@ -228,7 +228,7 @@ CANARY_MUTATIONS: Final = (
     ),
     Mutation(
         "canary: a router that restarts takes counts back",
-        "step",
+        "router_counts",
         "if any(map(operator.lt, now, before)):",
         "if False:",
         ("test_step",),
@@ -276,7 +276,7 @@ CANARY_MUTATIONS: Final = (
     ),
     Mutation(
         "canary: counts of another release are counted whole",
-        "step",
+        "router_counts",
         "if len(before) != len(now):\n        return [0] * len(now)",
         "if len(before) != len(now):\n        return [*now]",
         ("test_step",),

@@ -17,7 +17,8 @@ from sluice_operator.service.resolve.replicas import ReplicasOwner, replicas_own
 from sluice_operator.service.rollout.canary import engines_of_share
 from sluice_operator.service.rollout.gpu_budget import WAITS_FOR_BUDGET
 from sluice_operator.service.rollout.planned_rollout import PlannedPool
-from sluice_operator.service.rollout.step import SIGNALS, STALLED, CanaryJudge, step_judge
+from sluice_operator.service.rollout.router_counts import SIGNALS
+from sluice_operator.service.rollout.step import STALLED, CanaryJudge, step_judge
 
 
 def engines_text(plan: ServicePlan, pool: PlannedPool) -> str:

@@ -32,7 +32,8 @@ from sluice_operator.manifests.engine import revision_of
 from sluice_operator.scaled import Look
 from sluice_operator.service.revisions.canary_state import ENDED, CanaryState
 from sluice_operator.service.rollout.pairing import NO_PAIR
-from sluice_operator.service.rollout.step import STALLED, CanaryJudge, StepEvidence, percent_of
+from sluice_operator.service.rollout.router_counts import percent_of
+from sluice_operator.service.rollout.step import STALLED, CanaryJudge, StepEvidence
 from sluice_operator.service.rollout.surge import (
     ROLLING_OUT,
     PoolState,

@@ -7,11 +7,10 @@ recorded, and a verdict is recorded together with its counts.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC
-from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import (
     AwareDatetime,
@@ -24,7 +23,6 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 from sluice_contract.cluster.labels import CanaryShare, Role
-from sluice_contract.wire.load import CanaryCounts
 
 from sluice_operator.api.scaling import CanarySpec
 from sluice_operator.api.service import InferenceServiceSpec
@@ -34,17 +32,23 @@ from sluice_operator.service.revisions.canary_state import CanaryState
 from sluice_operator.service.rollout.engine_ends import PodSeen, often_ended, pods_seen
 from sluice_operator.service.rollout.judge import (
     Comparison,
-    Counts,
     Evidence,
     Judge,
     Shortfall,
     keys_needed,
 )
 from sluice_operator.service.rollout.rates import NOT_COMPARED, compared_speed, has_no_more_requests
+from sluice_operator.service.rollout.router_counts import (
+    SIGNALS,
+    RouterAnswers,
+    Signal,
+    added_since,
+    counts_of,
+    flat,
+    percent_of,
+    sides_of,
+)
 
-Signal = Literal["errors", "slo"]
-SIGNALS: Final[Mapping[Signal, str]] = {"errors": "errors", "slo": "late answers"}
-"""What is judged, for people."""
 LEVEL: Final = 0.01
 """Probability of a wrong verdict about a canary, of all signals and steps together."""
 MAX_HALVINGS: Final = 50
@@ -65,25 +69,6 @@ WARM_MINUTES: Final = 5.0
 they are."""
 STALLED: Final = 10
 """A step without a verdict is stalled after so many times its `minutes`."""
-
-
-class RouterAnswers(NamedTuple):
-    """How many routers took part in a look."""
-
-    asked: int = 0
-    answered: int = 0
-    counted: int = 0
-    """Routers whose answer had counts of these revisions."""
-
-    @property
-    def text(self) -> str:
-        """Why counts are missing, for people; empty: all routers count."""
-        if not self.asked:
-            return "no router runs"
-        if self.answered < self.asked:
-            return f"{self.answered} of {self.asked} routers answer"
-        silent = self.asked - self.counted
-        return f"{silent} of {self.asked} routers do not count canaries" if silent else ""
 
 
 @dataclass(frozen=True)
@@ -108,7 +93,7 @@ class StepEvidence:
     """How often evidence was dropped that was a test: as too many routers had counted in it, or, if
     a verdict was near, as the share has changed."""
     seen: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Counts of each router as they were recorded last, by epoch, in the order of `_flat`."""
+    """Counts of each router as they were recorded last, by epoch, in the order of `flat`."""
     evidence: Mapping[Signal, Evidence] = field(default_factory=dict)
     shortfall: Shortfall = field(default_factory=Shortfall)
     """Evidence that the canary answers too few of the keys."""
@@ -151,7 +136,7 @@ class StepEvidence:
         has counted in this step alone; one that did not answer brings both sides' counts with its
         next answer."""
         counts = counts_of(look, shares)
-        seen = {epoch: _flat(each) for epoch, each in counts.items()}
+        seen = {epoch: flat(each) for epoch, each in counts.items()}
         answers = RouterAnswers(look.asked, look.answered, len(counts))
         # Where all have answered, an epoch without an answer has ended.
         most_asked = max(self.most_asked, look.asked)
@@ -170,7 +155,7 @@ class StepEvidence:
         if passed is None or not 0 <= passed <= GAP_SECONDS:
             return replace(after, shortfall=Shortfall())
         after = replace(after, seconds=self.seconds + passed)
-        added = {epoch: _added(now, self.seen.get(epoch)) for epoch, now in seen.items()}
+        added = {epoch: added_since(now, self.seen.get(epoch)) for epoch, now in seen.items()}
         if not added:
             return after
         routers = self.routers | {epoch for epoch, numbers in added.items() if any(numbers)}
@@ -179,12 +164,12 @@ class StepEvidence:
             return after.without_evidence()
         total = [*map(sum, zip(*added.values(), strict=True))]
         evidence = {
-            signal: self.evidence.get(signal, Evidence()).after(*_sides(signal, total))
+            signal: self.evidence.get(signal, Evidence()).after(*sides_of(signal, total))
             for signal in signals
         }
         after = replace(after, routers=routers, evidence={**self.evidence, **evidence})
         minutes = max(numbers[-1] for numbers in added.values())
-        sides = _sides("errors", total)
+        sides = sides_of("errors", total)
         shortfall = self.shortfall.after(*sides, minutes, self.percent, after.judges)
         return replace(after, shortfall=shortfall)
 
@@ -376,55 +361,6 @@ class CanaryJudge:
     def minutes_text(self, step: StepEvidence) -> str:
         """How long the step has lasted, for people."""
         return f"{step.minutes:.0f} of at least {self.spec.minutes} minutes"
-
-
-def counts_of(look: Look, shares: Mapping[Role, CanaryShare]) -> Mapping[str, CanaryCounts]:
-    """The counts of these revisions at this percent in a look, by the epoch of their router."""
-    step = _names(shares, "revision"), _names(shares, "former"), percent_of(shares)
-    return {c.epoch: c for c in look.counts if (c.revision, c.former, c.percent) == step}
-
-
-def percent_of(shares: Mapping[Role, CanaryShare]) -> int:
-    """Percent of the keys that routers give to the new revisions."""
-    return min((share.percent for share in shares.values()), default=0)
-
-
-def _names(shares: Mapping[Role, CanaryShare], side: Literal["revision", "former"]) -> str:
-    """The revisions of one side as routers name them: of all pools."""
-    return ".".join(getattr(shares[role], side) for role in sorted(shares))
-
-
-def _flat(counts: CanaryCounts) -> list[int]:
-    """Trials, bad ones and keys of each signal: of the new revision, then of the former; and the
-    minutes in which they were counted."""
-    sides = counts.new_counts, counts.former_counts
-    signals = [signal for side in sides for signal in (side.errors, side.late)]
-    numbers = [number for each in signals for number in (each.trials, each.bad, each.keys)]
-    return [*numbers, counts.minutes]
-
-
-def _added(now: Sequence[int], before: Sequence[int] | None) -> list[int]:
-    """What a router has counted since; all of it where it began anew. Nothing where another release
-    of the operator has recorded other counts."""
-    if before is None:
-        return [*now]
-    if len(before) != len(now):
-        return [0] * len(now)
-    if any(map(operator.lt, now, before)):
-        return [*now]
-    return [*map(operator.sub, now, before)]
-
-
-def _sides(signal: Signal, total: Sequence[int]) -> tuple[Counts, Counts]:
-    """The counts of one signal, of the new revision and of the former. Where a router has counted
-    more bad keys than trials, each trial was bad."""
-    first = 3 * [*SIGNALS].index(signal)
-    trials, *parts = total[first : first + 3]
-    former_trials, *former_parts = total[first + 6 : first + 9]
-    return (
-        Counts(trials, *(min(part, trials) for part in parts)),
-        Counts(former_trials, *(min(part, former_trials) for part in former_parts)),
-    )
 
 
 def step_judge(spec: InferenceServiceSpec) -> CanaryJudge | None:

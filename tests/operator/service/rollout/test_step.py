@@ -14,7 +14,8 @@ from sluice_contract.wire.load import CanaryCounts, SideCounts, StepCosts, StepS
 from sluice_operator.api.scaling import CanarySpec
 from sluice_operator.scaled import LOOKS, Look
 from sluice_operator.service.revisions.canary_state import CanaryState, canary_state
-from sluice_operator.service.rollout.step import LEVEL, CanaryJudge, StepEvidence, counts_of
+from sluice_operator.service.rollout.router_counts import counts_of
+from sluice_operator.service.rollout.step import LEVEL, CanaryJudge, StepEvidence
 from sluice_router.canary import CanaryKey, goes_to_new, revisions_of
 from sluice_router.engines import Fleet
 from sluice_router.trials import MINUTE_SECONDS, Trials
