@@ -71,7 +71,7 @@ class Shortfall:
         return Shortfall(wealth, *sums, self.records + 1)
 
     def delays(self, routers: int) -> bool:
-        """Whether no step is passed: for an equal revision in about 1 % of the records."""
+        """Whether no step is passed: for an equal revision in less than 1 % of the records."""
         return 3 * self.wealth >= -log(SHORT_LEVEL) * routers
 
     def text(self, percent: int, routers: int) -> str:
