@@ -267,7 +267,7 @@ async def test_a_person_promotes_where_the_speed_alone_is_judged(
     ratio: float, shown: tuple[str, str]
 ) -> None:
     watched = await Watched.rolled(judge={"errors": False})
-    names = {"b": watched.new, "a": watched.former}
+    names: dict[str | None, str] = {"b": watched.new, "a": watched.former}
     seen: tuple[Look, ...] = ()
     for answer in at_speed(ratio):
         engines = tuple(replace(each, revision=names[each.revision]) for each in answer.engines)
