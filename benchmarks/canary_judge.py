@@ -18,7 +18,9 @@ from typing import Final
 
 import numpy as np
 from sluice_operator.api.scaling import JudgeSpec
-from sluice_operator.service.rollout.judge import Counts, Evidence, Judge, Shortfall, keys_needed
+from sluice_operator.service.rollout.judge import Counts, Evidence, Judge, keys_needed
+from sluice_operator.service.rollout.shortfall import LOW_PART, Shortfall
+from sluice_operator.service.rollout.step import WARM_MINUTES
 
 MARGIN: Final = 0.005
 DEFAULT_MARGIN: Final = JudgeSpec().margin_points / 1000
@@ -184,7 +186,8 @@ def found_short(case: Case, random: np.random.Generator, keys: int) -> float:
     """The minute in which one router's chats show it; `MINUTES`: none before."""
     shortfall, percent = Shortfall(), round(100 * case.share)
     for minute, (new, former) in enumerate(chats(case, random, keys, 1), 1):
-        shortfall = shortfall.after(new, former, 1, percent, 1)
+        part = 0.0 if minute < WARM_MINUTES else LOW_PART
+        shortfall = shortfall.after(new, former, 1, percent, 1, part)
         if shortfall.text(percent, 1):
             return minute
     return MINUTES

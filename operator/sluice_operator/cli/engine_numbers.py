@@ -17,7 +17,8 @@ from sluice_operator.service.resolve.replicas import ReplicasOwner, replicas_own
 from sluice_operator.service.rollout.canary import engines_of_share
 from sluice_operator.service.rollout.gpu_budget import WAITS_FOR_BUDGET
 from sluice_operator.service.rollout.planned_rollout import PlannedPool
-from sluice_operator.service.rollout.step import SIGNALS, STALLED, CanaryJudge, step_judge
+from sluice_operator.service.rollout.router_counts import SIGNALS
+from sluice_operator.service.rollout.step import STALLED, CanaryJudge, step_judge
 
 
 def engines_text(plan: ServicePlan, pool: PlannedPool) -> str:
@@ -77,7 +78,7 @@ def canary_json(spec: InferenceServiceSpec, pools: tuple[PlannedPool, ...]) -> M
     engines = {pool.role.value: _engines_of_steps(canary, pool) for pool in pools}
     return {
         "signals": [*judge.signals] if judge else [],
-        "minutes": canary.minutes if judge else None,
+        "minutes": canary.minutes if judge and judge.signals else None,
         "routers": _routers(spec),
         "steps": [
             {
@@ -95,8 +96,8 @@ def _judge_lines(spec: InferenceServiceSpec, canary: CanarySpec) -> Iterator[str
     if judge is None:
         yield "  A person decides about each step (sluice rollout promote, abort)."
     elif not judge.signals:
-        yield f"  Judged by the speed of steps alone: after {canary.minutes} minutes the next step"
-        yield f"  follows if it was compared. A slower one is worse (onWorse: {canary.on_worse})."
+        yield "  A person decides about each step (sluice rollout promote, abort). The speed of"
+        yield f"  steps is judged: a slower revision is worse (onWorse: {canary.on_worse})."
     else:
         signals = " and ".join(SIGNALS[signal] for signal in judge.signals)
         margin = f"{canary.judge.margin_points / 10:g} percent points"

@@ -246,8 +246,8 @@ def test_a_plan_says_what_engines_the_steps_of_a_canary_take(
         (
             {"judge": {"errors": False}},
             [
-                "Judged by the speed of steps alone: after 10 minutes the next step\n"
-                "  follows if it was compared. A slower one is worse (onWorse: Halt)",
+                "A person decides about each step (sluice rollout promote, abort). The speed of\n"
+                "  steps is judged: a slower revision is worse (onWorse: Halt).",
                 "Late answers are not judged: spec.slo.ttftMilliseconds is not set",
             ],
         ),

@@ -7,7 +7,6 @@ or by a person, and recorded in the revision before anything follows from them.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -33,11 +32,11 @@ from sluice_operator.manifests.engine import revision_of
 from sluice_operator.scaled import Look
 from sluice_operator.service.revisions.canary_state import ENDED, CanaryState
 from sluice_operator.service.rollout.pairing import NO_PAIR
+from sluice_operator.service.rollout.router_counts import percent_of
 from sluice_operator.service.rollout.step import (
     STALLED,
     CanaryJudge,
     StepEvidence,
-    percent_of,
     promises_first_token,
 )
 from sluice_operator.service.rollout.surge import (
@@ -76,16 +75,15 @@ class Canary:
         """What judges the steps."""
         return CanaryJudge(self.spec, self.has_slo)
 
-    @property
-    def without_steps(self) -> Canary:
-        """The canary whose step has no end but a bad one, as while the service is paused."""
-        return replace(self, spec=self.spec.model_copy(update={"minutes": sys.maxsize}))
-
     def judged(
-        self, plan: Rollout, engines: Iterable[Manifest], looks: tuple[Look, ...]
+        self,
+        plan: Rollout,
+        engines: Iterable[Manifest],
+        looks: tuple[Look, ...],
+        may_pass: bool = True,
     ) -> Rollout:
         """A plan of `plan`, with what is learnt of the canary now. `engines`: pods of every
-        revision; `looks`: answers of the routers."""
+        revision; `looks`: answers of the routers; `may_pass`: its step may end well."""
         changed = {share.revision for share in plan.canary.values()} - {*plan.stable.values()}
         pods = tuple(pod for pod in engines if revision_of(pod) in changed)
         if plan.learnt:
@@ -102,6 +100,7 @@ class Canary:
                 pods,
                 looks,
                 is_at_step=self._is_at_step(percent_of(plan.canary)),
+                may_pass=may_pass,
                 are_missing=_are_missing(plan, pods),
             )
         learnt = None if after == self.state else after

@@ -27,20 +27,12 @@ One that is not worse at all: `Judge.level`."""
 MAX_KEYS: Final = 1_000_000
 """Upper end of every estimate of keys."""
 
-SHORT_LEVEL: Final = 1e-6
-"""Probability, at most, that a record shows a shortfall of an equal revision: 1 % of 10,000
-records, a week of minutes, in which one does."""
-LOW_RECORDS: Final = 3
-"""Records in a row that show a shortfall: the first answers of a new revision may take longer."""
-
 _WORSE_BETS: Final = (0.15, 0.3, 0.6, 1.2, 2.4, 4.8)
 """What a bad key of the canary adds to the wealth that bets on "worse"; in parts of the wealth."""
 _SAME_BETS: Final = (0.97, 0.8, 0.5, 0.3, 0.15, 0.07)
 """What a bad key of the canary takes from the wealth that bets on "same"; in parts of it."""
 _MOST_AT_STAKE: Final = 0.9
 """Part of the wealth that a bad key of the former revision takes at most."""
-_FEW: Final = 0.2
-"""Part of its share that a canary answers, in the bet on a shortfall; it gains below about 0.5."""
 
 
 @dataclass(frozen=True)
@@ -104,49 +96,6 @@ class Evidence:
                 for wealth, bet in zip(self.same, _SAME_BETS, strict=True)
             ),
         )
-
-
-@dataclass(frozen=True)
-class Shortfall:
-    """What was seen of a canary that answers less than half of its keys, as one that refuses or
-    loses requests, which are no trials.
-
-    Each key is the canary's with the canary's share, drawn once. So while that answers as much as
-    the former revision, neither the keys of a minute nor those seen for the first time later bring
-    a bet on `_FEW` a gain on average, whatever requests a key has. A bet begins with each record,
-    and the largest counts: together they grow by 1 a record at most on average."""
-
-    wealth: float = 0.0
-    """Logarithm of the wealth of the largest bet, of all routers."""
-    new: int = 0
-    """Keys of the canary in this bet."""
-    former: int = 0
-    records: int = 0
-    """Records in a row with less than half of the canary's share, while that is chance in about 1 %
-    of the records. One delays a promotion."""
-
-    def after(
-        self, new: Counts, former: Counts, minutes: int, percent: int, routers: int
-    ) -> Shortfall:
-        """The shortfall with a record more, of so many minutes and routers that count apart."""
-        most = -log(SHORT_LEVEL) * routers
-        begun = _gain(new.trials, former.trials, percent) / max(1, minutes)
-        goes_on = self.wealth + _gain(new.keys, former.keys, percent)
-        wealth = min(most, max(0.0, begun, goes_on))
-        is_half = 200 * new.trials >= percent * (new.trials + former.trials)
-        records = 0 if is_half or 3 * wealth < most else self.records + 1
-        if wealth == 0:
-            return Shortfall()
-        if begun >= goes_on:
-            return Shortfall(wealth, new.trials, former.trials, records)
-        return Shortfall(wealth, self.new + new.keys, self.former + former.keys, records)
-
-    def text(self, percent: int, routers: int) -> str:
-        """Text about a shortfall at a share, for people; empty while it may be chance."""
-        if self.records < LOW_RECORDS or self.wealth < -log(SHORT_LEVEL) * routers:
-            return ""
-        keys = f"{self.new:,} of the last {self.new + self.former:,} keys"
-        return f"it answered {keys}, and its share is {percent} %"
 
 
 @dataclass(frozen=True)
@@ -231,12 +180,6 @@ def _log_wealth(bet: float, odds: float, new: Counts, former: Counts) -> float:
     by exp(bet * (bad of the canary - odds * bad of the former one)) at most on average, which is
     none if their rates are equal."""
     return new.bad * log1p(bet) + former.bad * log1p(-bet * odds)
-
-
-def _gain(new: int, former: int, percent: int) -> float:
-    """What so many keys add to the logarithm of the wealth of the bet on `_FEW`."""
-    share = percent / 100
-    return new * log(_FEW) + former * log((1 - _FEW * share) / (1 - share))
 
 
 def _log_mean(logs: Iterable[float]) -> float:

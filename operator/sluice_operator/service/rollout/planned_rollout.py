@@ -87,8 +87,8 @@ def roll_out(
         live = {share_of(service) for service in of_kind(children, SERVICE)} - {None}
         has_shares = live == {*rollout.canary.values()}
         looks = observed.looks if has_shares else ()
-        judging = canary.without_steps if service["spec"].get("paused") else canary
-        rollout = judging.judged(rollout, observed.engines, looks)
+        may_pass = not service["spec"].get("paused")
+        rollout = canary.judged(rollout, observed.engines, looks, may_pass)
         learnt = (rollout.learnt or canary.state).noted(canary.spec.steps)
         recorded = resolved.revision.state.canary
         rollout = replace(rollout, learnt=None if learnt == recorded else learnt)

@@ -7,11 +7,10 @@ recorded, and a verdict is recorded together with its counts.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC
-from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple
+from datetime import UTC, timedelta
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import (
     AwareDatetime,
@@ -24,7 +23,6 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 from sluice_contract.cluster.labels import CanaryShare, Role
-from sluice_contract.wire.load import CanaryCounts
 
 from sluice_operator.api.scaling import CanarySpec
 from sluice_operator.api.service import InferenceServiceSpec
@@ -34,17 +32,23 @@ from sluice_operator.service.revisions.canary_state import CanaryState
 from sluice_operator.service.rollout.engine_ends import PodSeen, often_ended, pods_seen
 from sluice_operator.service.rollout.judge import (
     Comparison,
-    Counts,
     Evidence,
     Judge,
-    Shortfall,
     keys_needed,
 )
 from sluice_operator.service.rollout.rates import NOT_COMPARED, compared_speed, has_no_more_requests
+from sluice_operator.service.rollout.router_counts import (
+    SIGNALS,
+    RouterAnswers,
+    Signal,
+    added_since,
+    counts_of,
+    flat,
+    percent_of,
+    sides_of,
+)
+from sluice_operator.service.rollout.shortfall import LOW_PART, MISSING_PART, Shortfall
 
-Signal = Literal["errors", "slo"]
-SIGNALS: Final[Mapping[Signal, str]] = {"errors": "errors", "slo": "late answers"}
-"""What is judged, for people."""
 LEVEL: Final = 0.01
 """Probability of a wrong verdict about a canary, of all signals and steps together."""
 MAX_HALVINGS: Final = 50
@@ -65,25 +69,6 @@ WARM_MINUTES: Final = 5.0
 they are."""
 STALLED: Final = 10
 """A step without a verdict is stalled after so many times its `minutes`."""
-
-
-class RouterAnswers(NamedTuple):
-    """How many routers took part in a look."""
-
-    asked: int = 0
-    answered: int = 0
-    counted: int = 0
-    """Routers whose answer had counts of these revisions."""
-
-    @property
-    def text(self) -> str:
-        """Why counts are missing, for people; empty: all routers count."""
-        if not self.asked:
-            return "no router runs"
-        if self.answered < self.asked:
-            return f"{self.answered} of {self.asked} routers answer"
-        silent = self.asked - self.counted
-        return f"{silent} of {self.asked} routers do not count canaries" if silent else ""
 
 
 @dataclass(frozen=True)
@@ -108,8 +93,10 @@ class StepEvidence:
     """How often evidence was dropped that was a test: as too many routers had counted in it, or, if
     a verdict was near, as the share has changed."""
     seen: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Counts of each router as they were recorded last, by epoch, in the order of `_flat`."""
+    """Counts of each router as they were recorded last, by epoch, in the order of `flat`."""
     evidence: Mapping[Signal, Evidence] = field(default_factory=dict)
+    share_since: AwareDatetime | None = None
+    """Time since which the share was that without a gap; None before the first look at it."""
     shortfall: Shortfall = field(default_factory=Shortfall)
     """Evidence that the canary answers too few of the keys."""
     pods: Mapping[str, PodSeen] | None = None
@@ -144,21 +131,28 @@ class StepEvidence:
         return self.seconds / 60
 
     def with_look(
-        self, look: Look, shares: Mapping[Role, CanaryShare], signals: Iterable[Signal]
+        self,
+        look: Look,
+        shares: Mapping[Role, CanaryShare],
+        signals: Iterable[Signal],
+        *,
+        are_missing: bool = False,
     ) -> StepEvidence:
-        """The evidence with another look. The first one of a step, and one after a gap, is a
-        beginning: what routers counted before is not the step's. A router that is new since then
-        has counted in this step alone; one that did not answer brings both sides' counts with its
-        next answer."""
+        """The evidence with another look, while some engines `are_missing` or none. The first one
+        of a step, and one after a gap, is a beginning: what routers counted before is not the
+        step's. A router that is new since then has counted in this step alone; one that did not
+        answer brings both sides' counts with its next answer."""
         counts = counts_of(look, shares)
-        seen = {epoch: _flat(each) for epoch, each in counts.items()}
+        seen = {epoch: flat(each) for epoch, each in counts.items()}
         answers = RouterAnswers(look.asked, look.answered, len(counts))
         # Where all have answered, an epoch without an answer has ended.
         most_asked = max(self.most_asked, look.asked)
         are_all = 0 < look.asked <= len(seen) or len(self.seen) > MAX_EPOCHS * max(1, most_asked)
+        looked = look.time.astimezone(UTC).replace(microsecond=0)
         after = replace(
             self,
-            looked=look.time.astimezone(UTC).replace(microsecond=0),
+            looked=looked,
+            share_since=self.share_since or looked,
             answers=answers,
             most_asked=most_asked,
             seen=seen if are_all else {**self.seen, **seen},
@@ -168,9 +162,9 @@ class StepEvidence:
         )
         passed = self.seconds_until(look)
         if passed is None or not 0 <= passed <= GAP_SECONDS:
-            return replace(after, shortfall=Shortfall())
+            return replace(after, shortfall=Shortfall(), share_since=looked)
         after = replace(after, seconds=self.seconds + passed)
-        added = {epoch: _added(now, self.seen.get(epoch)) for epoch, now in seen.items()}
+        added = {epoch: added_since(now, self.seen.get(epoch)) for epoch, now in seen.items()}
         if not added:
             return after
         routers = self.routers | {epoch for epoch, numbers in added.items() if any(numbers)}
@@ -179,18 +173,28 @@ class StepEvidence:
             return after.without_evidence()
         total = [*map(sum, zip(*added.values(), strict=True))]
         evidence = {
-            signal: self.evidence.get(signal, Evidence()).after(*_sides(signal, total))
+            signal: self.evidence.get(signal, Evidence()).after(*sides_of(signal, total))
             for signal in signals
         }
         after = replace(after, routers=routers, evidence={**self.evidence, **evidence})
         minutes = max(numbers[-1] for numbers in added.values())
-        sides = _sides("errors", total)
-        shortfall = self.shortfall.after(*sides, minutes, self.percent, after.judges)
+        sides = sides_of("errors", total)
+        part = MISSING_PART if are_missing else LOW_PART
+        if after.is_cold:
+            part = 0.0
+        shortfall = self.shortfall.after(*sides, minutes, self.percent, after.judges, part)
         return replace(after, shortfall=shortfall)
 
     def without_evidence(self) -> StepEvidence:
         """The step with nothing that counts for a verdict but its time."""
         return replace(self, routers=frozenset(), evidence={}, shortfall=Shortfall())
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether caches of engines that are new at this share may be cold."""
+        if self.looked is None or self.share_since is None:
+            return True
+        return self.looked - self.share_since < timedelta(minutes=WARM_MINUTES)
 
     @property
     def judges(self) -> int:
@@ -244,12 +248,14 @@ class CanaryJudge:
         looks: Sequence[Look],
         *,
         is_at_step: bool = True,
+        may_pass: bool = True,
         are_missing: bool = False,
     ) -> CanaryState:
         """The state with what is seen now: another step or a verdict, if it follows. A verdict
         stays. `pods`: engines of the new revisions; `looks`: the last answers of the routers, none
         while the revisions have no requests. `is_at_step`: the share is the step's; at another one
-        no time counts, and only "worse" can follow. `are_missing`: fewer engines are ready than the
+        no time counts, and only "worse" can follow. `may_pass`: the step may end, as the service
+        is not paused. `are_missing`: fewer engines are ready than the
         share takes."""
         if state.verdict is not None:
             return state
@@ -265,12 +271,9 @@ class CanaryJudge:
         before = self._at_percent(step, percent_of(shares))
         is_slo = not are_missing and self._compares_latencies(before, shares, looks)
         signals = (signal for signal in self.signals if signal != "slo" or is_slo)
-        now = before.with_look(looks[-1], shares, signals)
+        now = before.with_look(looks[-1], shares, signals, are_missing=are_missing)
         if not is_at_step or now.percent != step.percent:
             now = replace(now, seconds=step.seconds)
-        if are_missing:
-            records = min(1, now.shortfall.records)
-            now = replace(now, shortfall=replace(now.shortfall, records=records))
         speed = compared_speed(looks, shares) if self.spec.judge.slo else NOT_COMPARED
         now = replace(now, speed_compared=now.speed_compared or speed.is_compared)
         if why := self._worse_rates(now) or speed.slower:
@@ -279,7 +282,7 @@ class CanaryJudge:
             return replace(state, learnt=step.to_json_dict())
         if self.spec.judge.errors and (why := now.shortfall.text(now.percent, now.judges)):
             return self._worse(state, now, why)
-        if now.seconds > step.seconds and self._is_same(now):
+        if may_pass and now.seconds > step.seconds and self._is_same(now):
             return self._next(state, now)
         return replace(state, learnt=now.to_json_dict())
 
@@ -289,14 +292,16 @@ class CanaryJudge:
         return next((rates_text(signal, step.evidence[signal]) for signal in worse), "")
 
     def _is_same(self, step: StepEvidence) -> bool:
-        """Whether a step is over: each signal that could be compared is the same, at least one;
-        where the speed alone is judged, it is."""
-        if step.minutes < self.spec.minutes or (self.spec.judge.errors and step.shortfall.records):
+        """Whether a step is over: each signal that could be compared is the same, at least one.
+        Where the speed alone is judged, a person ends it."""
+        if step.minutes < self.spec.minutes or self._is_short(step):
             return False
         verdicts = self.verdicts(step).values()
-        if not self.signals:
-            return step.speed_compared
         return bool(verdicts) and all(verdict == "same" for verdict in verdicts)
+
+    def _is_short(self, step: StepEvidence) -> bool:
+        """Whether the canary may answer too few of its keys to pass a step."""
+        return self.spec.judge.errors and step.shortfall.delays(step.judges)
 
     def _next(self, state: CanaryState, step: StepEvidence) -> CanaryState:
         """The state after a step that is over."""
@@ -324,7 +329,8 @@ class CanaryJudge:
         begun_anew = step.begun_anew + any(
             judge.is_near(each, only_worse=not step.seconds) for each in step.evidence.values()
         )
-        return replace(step, percent=percent, begun_anew=begun_anew).without_evidence()
+        step = replace(step, percent=percent, begun_anew=begun_anew, share_since=None)
+        return step.without_evidence()
 
     def _compares_latencies(
         self, step: StepEvidence, shares: Mapping[Role, CanaryShare], looks: Sequence[Look]
@@ -368,7 +374,7 @@ class CanaryJudge:
             step.answers.text,
             heavy and f"one key has {heavy:.0%} of the canary's requests",
             keys < 1 and f"routers count {keys:.0%} of the keys",
-            step.shortfall.records and "the new revision answers less than half of its share",
+            self._is_short(step) and "the new revision answered less than half of its share",
             anew and f"begun anew {anew} times, as routers or the share changed",
         )
         return "; ".join([*texts, self.minutes_text(step), *(str(n) for n in notes if n)])
@@ -376,55 +382,6 @@ class CanaryJudge:
     def minutes_text(self, step: StepEvidence) -> str:
         """How long the step has lasted, for people."""
         return f"{step.minutes:.0f} of at least {self.spec.minutes} minutes"
-
-
-def counts_of(look: Look, shares: Mapping[Role, CanaryShare]) -> Mapping[str, CanaryCounts]:
-    """The counts of these revisions at this percent in a look, by the epoch of their router."""
-    step = _names(shares, "revision"), _names(shares, "former"), percent_of(shares)
-    return {c.epoch: c for c in look.counts if (c.revision, c.former, c.percent) == step}
-
-
-def percent_of(shares: Mapping[Role, CanaryShare]) -> int:
-    """Percent of the keys that routers give to the new revisions."""
-    return min((share.percent for share in shares.values()), default=0)
-
-
-def _names(shares: Mapping[Role, CanaryShare], side: Literal["revision", "former"]) -> str:
-    """The revisions of one side as routers name them: of all pools."""
-    return ".".join(getattr(shares[role], side) for role in sorted(shares))
-
-
-def _flat(counts: CanaryCounts) -> list[int]:
-    """Trials, bad ones and keys of each signal: of the new revision, then of the former; and the
-    minutes in which they were counted."""
-    sides = counts.new_counts, counts.former_counts
-    signals = [signal for side in sides for signal in (side.errors, side.late)]
-    numbers = [number for each in signals for number in (each.trials, each.bad, each.keys)]
-    return [*numbers, counts.minutes]
-
-
-def _added(now: Sequence[int], before: Sequence[int] | None) -> list[int]:
-    """What a router has counted since; all of it where it began anew. Nothing where another release
-    of the operator has recorded other counts."""
-    if before is None:
-        return [*now]
-    if len(before) != len(now):
-        return [0] * len(now)
-    if any(map(operator.lt, now, before)):
-        return [*now]
-    return [*map(operator.sub, now, before)]
-
-
-def _sides(signal: Signal, total: Sequence[int]) -> tuple[Counts, Counts]:
-    """The counts of one signal, of the new revision and of the former. Where a router has counted
-    more bad keys than trials, each trial was bad."""
-    first = 3 * [*SIGNALS].index(signal)
-    trials, *parts = total[first : first + 3]
-    former_trials, *former_parts = total[first + 6 : first + 9]
-    return (
-        Counts(trials, *(min(part, trials) for part in parts)),
-        Counts(former_trials, *(min(part, former_trials) for part in former_parts)),
-    )
 
 
 def step_judge(spec: InferenceServiceSpec) -> CanaryJudge | None:

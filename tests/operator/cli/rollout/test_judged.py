@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ from sluice_operator.cli.rollout.progress import as_text
 from sluice_operator.cli.rollout.session import Session
 from sluice_operator.kube.errors import UnavailableError
 from sluice_operator.kube.kinds import ENGINE_POOL, INFERENCE_SERVICE
+from sluice_operator.scaled import Look
 from sluice_operator.service.revisions.canary_state import CanaryState
 
 from tests.operator.cli.rollout.person import Person, rolled
 from tests.operator.service.rollout.canary_world import counts, look
+from tests.operator.service.rollout.test_step import at_speed
 from tests.operator.statuses import condition
 
 pytestmark = pytest.mark.process
@@ -58,10 +61,10 @@ async def test_an_equal_revision_is_promoted_step_by_step_without_a_person(kille
     watched = await Watched.rolled()
     assert watched.cluster.looks.routers
     for minute, (shares, label) in enumerate([((2, 4), 25), ((4, 4), 50)]):
-        number = (minute + 1) * MANY
-        await watched.looks((number, number // 1000), (3 * number, 3 * number // 1000))
+        number, former = (minute + 1) * MANY, (minute + 3) * MANY
+        await watched.looks((number, number // 1000), (former, former // 1000))
         if minute:
-            await watched.looks((number, number // 1000), (3 * number, 3 * number // 1000))
+            await watched.looks((number, number // 1000), (former, former // 1000))
         if killed:
             watched.cluster.operator_starts()
             await watched.cluster.reconciled()
@@ -70,7 +73,7 @@ async def test_an_equal_revision_is_promoted_step_by_step_without_a_person(kille
         )  # fmt: skip
         assert watched.state.reached == minute + 1
     new = watched.new
-    await watched.looks((5 * MANY, 100), (15 * MANY, 300))
+    await watched.looks((5 * MANY, 100), (7 * MANY, 140))
     assert (watched.engines, watched.label) == ({new: 4}, None)
     assert watched.cluster.looks.routers == (), "there is nothing to judge"
     assert [note[:15] for note in watched.notes("CanarySame")] == [
@@ -296,6 +299,23 @@ async def test_no_router_is_asked_where_a_person_judges() -> None:
     assert watched.cluster.looks.routers == ()
     await watched.looks((MANY, 20_000), (3 * MANY, 0))
     assert (watched.counts, watched.state) == ((2, 4), CanaryState(reached=1, percent=25))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "shown"), [(1.0, ("True", "CanaryWaits")), (1.3, ("False", "CanaryWorse"))]
+)
+async def test_a_person_promotes_where_the_speed_alone_is_judged(
+    ratio: float, shown: tuple[str, str]
+) -> None:
+    watched = await Watched.rolled(judge={"errors": False})
+    names: dict[str | None, str] = {"b": watched.new, "a": watched.former}
+    seen: tuple[Look, ...] = ()
+    for answer in at_speed(ratio):
+        engines = tuple(replace(each, revision=names[each.revision]) for each in answer.engines)
+        seen += (replace(answer, engines=engines),)
+        watched.cluster.looks.answers = seen
+        await watched.cluster.reconciled()
+    assert (watched.state.step, watched.progressing()) == (0, shown)
 
 
 async def test_status_shows_each_signal_with_a_bar() -> None:

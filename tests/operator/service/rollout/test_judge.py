@@ -17,13 +17,12 @@ from sluice_operator.api.scaling import JudgeSpec
 from sluice_operator.service.rollout.judge import (
     MARGIN_LEVEL,
     NOTHING,
-    SHORT_LEVEL,
     Counts,
     Evidence,
     Judge,
-    Shortfall,
     keys_needed,
 )
+from sluice_operator.service.rollout.shortfall import SHORT_LEVEL, Shortfall
 
 JUDGE = Judge(margin=0.005, level=0.01)
 DEFAULT = Judge(JudgeSpec().margin_points / 1000, level=0.005)
@@ -246,7 +245,7 @@ def test_no_shortfall_is_shown_of_an_equal_revision_in_ten_thousand_records(
     for trials, others, new, former in answered(share, routers, chats).reshape(4, -1).T.tolist():
         counted = Counts(trials, 0, new), Counts(others, 0, former)
         shortfall = shortfall.after(*counted, 2, share, routers)
-        most, delays = max(most, shortfall.wealth / routers), delays + bool(shortfall.records)
+        most, delays = max(most, shortfall.wealth / routers), delays + shortfall.delays(routers)
 
     assert 5 < most < -log(SHORT_LEVEL)
     assert 10 < delays <= 100, "a promotion waits in 1 % of the minutes"
