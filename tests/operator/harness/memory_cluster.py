@@ -198,13 +198,13 @@ class MemoryCluster:
         await self.reconciled()
 
     def names(self, kind: Kind) -> list[str]:
-        return sorted(name for of, name in self.api.objects if of == kind)
+        return sorted(name for of, name in self.api.objects if of is kind)
 
     def engines(self, pool: str = "chat-mixed") -> int:
         return sum(
             item["spec"]["replicas"]
             for (kind, name), item in self.api.objects.items()
-            if kind == DEPLOYMENT and name.startswith(f"{pool}-")
+            if kind is DEPLOYMENT and name.startswith(f"{pool}-")
         )
 
     @property
@@ -237,4 +237,5 @@ async def running(**spec: Any) -> MemoryCluster:
         await cluster.reconciled()
         assert condition(cluster.status, "Updated")["status"] == "True"
         _COMPLETE[key] = cluster
-    return deepcopy(_COMPLETE[key])
+    kinds = (INFERENCE_SERVICE, *SERVICE_CHILDREN, SECRET, POD)
+    return deepcopy(_COMPLETE[key], {id(kind): kind for kind in kinds})
