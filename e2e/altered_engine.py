@@ -8,6 +8,7 @@ idle for the rest of it. So several engines fit on a machine of few cores, and e
 has its largest number of running answers.
 FAILING_SHARE: share of the requests that are answered with status 500.
 CRASHING_SHARE: share of the requests at which the engine ends.
+NEVER_READY: other than 0: the engine process does nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+import threading
 import time
 from typing import Any, Final
 
@@ -62,6 +64,8 @@ def number(variable: str) -> float:
     return float(os.environ.get(variable, "0"))
 
 
+if ENGINE_PROCESS in sys.orig_argv and number("NEVER_READY"):
+    threading.Event().wait()
 if ENGINE_PROCESS in sys.orig_argv and (seconds := number("PACED_STEP_SECONDS")):
     pace(seconds)
 if API_PROCESS in sys.orig_argv:

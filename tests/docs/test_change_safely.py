@@ -11,7 +11,7 @@ import yaml
 from sluice_operator.cli.rollout.progress import as_text
 from sluice_operator.cli.rollout.session import Session
 
-from tests.operator.cli.rollout.test_judged import Watched
+from tests.operator.cli.rollout.person import Watched
 
 pytestmark = pytest.mark.process
 

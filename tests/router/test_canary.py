@@ -314,6 +314,18 @@ async def test_each_session_gets_its_revision_and_keeps_it_while_the_share_grows
             assert now == before[session] or now == running.engines[1].url
 
 
+@pytest.mark.process
+async def test_of_two_thousand_sessions_a_quarter_goes_to_the_new_revision_and_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with canary(monkeypatch, 25) as running:
+        sessions = [f"session {number}" for number in range(2000)]
+        first, again = [[await running.ask(each) for each in sessions] for _ in range(2)]
+        share = first.count(running.engines[1].url) / len(sessions)
+        assert abs(share - 0.25) < 0.02
+        assert again == first
+
+
 async def test_a_revision_without_a_usable_engine_gives_its_share_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

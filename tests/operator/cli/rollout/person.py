@@ -1,4 +1,4 @@
-"""Somebody who decides about canaries of a service, and what becomes of its engines."""
+"""Decisions about canaries of a service, and what becomes of its engines."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from sluice_contract.cluster.labels import CANARY, REVISION
+from sluice_contract.wire.load import CanaryCounts
 from sluice_operator.cli.rollout.canary import Decide, decision
 from sluice_operator.cli.rollout.session import Session
 from sluice_operator.kube.kinds import CONTROLLER_REVISION, DEPLOYMENT, SERVICE
@@ -13,13 +14,15 @@ from sluice_operator.service.revisions.canary_state import CanaryState
 from sluice_operator.service.revisions.revision import revisions_of
 
 from tests.operator.harness.memory_cluster import MemoryCluster, running
+from tests.operator.service.rollout.canary_world import counts, look
 from tests.operator.statuses import condition
 
 STEPS = {"canary": {"steps": [25, 50]}}
+JUDGED: dict[str, Any] = {"canary": {"steps": [25, 50], "minutes": 2}}
 
 
 class Decisions:
-    """Somebody with `sluice rollout` at a service."""
+    """Decisions about a service with `sluice rollout`."""
 
     def __init__(self, cluster: MemoryCluster) -> None:
         self.cluster = cluster
@@ -47,7 +50,7 @@ class Decisions:
 
 
 class Person(Decisions):
-    """Somebody at a service of one pool that is complete."""
+    """A person who decides about a service of one pool that is complete."""
 
     def __init__(self, cluster: MemoryCluster) -> None:
         super().__init__(cluster)
@@ -99,3 +102,33 @@ async def rolled(**spec: Any) -> Person:
     person = Person(await running(**{"replicas": 4, "rollout": STEPS} | spec))
     await person.cluster.edited(engine={"chunkSize": 64})
     return person
+
+
+class Watched(Person):
+    """A canary that the operator judges."""
+
+    minutes = 0
+
+    @classmethod
+    async def rolled(cls, **canary: Any) -> Watched:
+        rollout = {"canary": JUDGED["canary"] | canary}
+        watched = cls((await rolled(rollout=rollout)).cluster)
+        watched.former = next(name for name, count in watched.engines.items() if count == 4)
+        return watched
+
+    def __init__(self, cluster: Any) -> None:
+        self.cluster = cluster
+
+    async def looks(self, new: tuple[int, int], former: tuple[int, int], times: int = 2) -> None:
+        """A minute later a router has counted so much, and the operator looks at it so many times,
+        a minute apart."""
+        names = {"revision": self.new, "former": self.former}
+        percent = int((self.label or "25").rpartition(".")[2])
+        answer: CanaryCounts = counts(new, former, percent=percent, **names)
+        for _ in range(times):
+            self.cluster.looks.answers = (look(self.minutes, answer),)
+            self.minutes += 1
+            await self.cluster.reconciled()
+
+    def notes(self, reason: str) -> list[str]:
+        return [e["note"] for e in self.cluster.api.events if e["reason"] == reason]

@@ -71,6 +71,21 @@ async def test_two_pools_are_one_canary() -> None:
     assert condition(cluster.status, "Updated")["status"] == "True"
 
 
+async def test_of_two_pools_the_late_one_ends_the_canary_of_both() -> None:
+    cluster = await running(replicas=4, prefill={"replicas": 2}, rollout=STEPS)
+    former, services = cluster.names(DEPLOYMENT), ("chat-prefill", "chat-decode")
+    cluster.is_down = lambda name: "-decode-" in name and name not in former
+    await cluster.edited(engine={"chunkSize": 64})
+    labels = [cluster.api.objects[SERVICE, name]["metadata"]["labels"] for name in services]
+    assert [label[CANARY].rpartition(".")[2] for label in labels] == ["0", "0"]
+    cluster.is_late = cluster.is_down
+    await cluster.reconciled()
+    assert condition(cluster.status, "Progressing")["reason"] == "CanaryLate"
+    assert [cluster.engines(name) for name in ("chat-prefill", "chat-decode")] == [2, 4]
+    sizes = {name: cluster.api.objects[DEPLOYMENT, name]["spec"]["replicas"] for name in former}
+    assert 0 not in sizes.values(), "the former ones"
+
+
 async def test_all_steps_can_be_skipped() -> None:
     person = await rolled()
     new = person.new
@@ -273,14 +288,18 @@ async def test_an_undo_leaves_the_former_engines_all_requests_at_once() -> None:
     assert after[0] == f"{person.former}.{person.former}.0", "before an engine leaves"
 
 
-async def test_a_canary_whose_engines_are_late_is_halted_and_stays_so() -> None:
-    person = Person(await running(replicas=4, rollout=STEPS))
+async def test_a_canary_whose_engines_are_late_is_halted_and_its_gpus_go_back() -> None:
+    scaled = {"gpuBudget": 6, "minReplicas": 4, "maxReplicas": 6}
+    spec = {"accelerator": {"count": 1}, "autoscaling": scaled, "rollout": STEPS}
+    person = Person(await running(**spec))
     person.cluster.is_down = lambda name: "-mixed-" in name and person.former not in name
     await person.cluster.edited(engine={"chunkSize": 64})
-    assert person.counts == (2, 4)
+    person.cluster.autoscaler_writes(6)
+    await person.cluster.reconciled()
+    assert (person.counts, person.progressing()) == ((2, 4), ("True", "WaitsForBudget"))
     person.cluster.is_late = person.cluster.is_down
     await person.cluster.reconciled()
-    assert (person.counts, person.label) == ((0, 4), None)
+    assert (person.counts, person.label) == ((0, 6), None)
     assert person.progressing() == ("False", "CanaryLate")
     assert condition(person.cluster.status, "Stalled")["reason"] == "CanaryLate"
     assert condition(person.cluster.status, "Progressing")["message"].startswith(
@@ -288,7 +307,7 @@ async def test_a_canary_whose_engines_are_late_is_halted_and_stays_so() -> None:
     )
     person.cluster.operator_starts()
     await person.cluster.reconciled()
-    assert person.counts == (0, 4)
+    assert person.counts == (0, 6), "it stays so"
 
 
 async def test_nothing_is_decided_before_the_operator_has_seen_the_spec() -> None:

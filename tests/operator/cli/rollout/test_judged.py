@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sluice_contract.wire.load import CanaryCounts
 from sluice_operator.cli.rollout.canary import Decide, all_requests, next_step, no_requests
 from sluice_operator.cli.rollout.progress import as_text
 from sluice_operator.cli.rollout.session import Session
@@ -15,45 +14,13 @@ from sluice_operator.kube.kinds import ENGINE_POOL, INFERENCE_SERVICE
 from sluice_operator.scaled import Look
 from sluice_operator.service.revisions.canary_state import CanaryState
 
-from tests.operator.cli.rollout.person import Person, rolled
-from tests.operator.service.rollout.canary_world import counts, look
+from tests.operator.cli.rollout.person import JUDGED, Watched
 from tests.operator.service.rollout.test_step import at_speed
 from tests.operator.statuses import condition
 
 pytestmark = pytest.mark.process
 
-JUDGED: dict[str, Any] = {"canary": {"steps": [25, 50], "minutes": 2}}
 MANY = 20_000
-
-
-class Watched(Person):
-    """Somebody who leaves a canary to the operator."""
-
-    minutes = 0
-
-    @classmethod
-    async def rolled(cls, **canary: Any) -> Watched:
-        rollout = {"canary": JUDGED["canary"] | canary}
-        watched = cls((await rolled(rollout=rollout)).cluster)
-        watched.former = next(name for name, count in watched.engines.items() if count == 4)
-        return watched
-
-    def __init__(self, cluster: Any) -> None:
-        self.cluster = cluster
-
-    async def looks(self, new: tuple[int, int], former: tuple[int, int], times: int = 2) -> None:
-        """A minute later a router has counted so much, and the operator looks at it so many times,
-        a minute apart."""
-        names = {"revision": self.new, "former": self.former}
-        percent = int((self.label or "25").rpartition(".")[2])
-        answer: CanaryCounts = counts(new, former, percent=percent, **names)
-        for _ in range(times):
-            self.cluster.looks.answers = (look(self.minutes, answer),)
-            self.minutes += 1
-            await self.cluster.reconciled()
-
-    def notes(self, reason: str) -> list[str]:
-        return [e["note"] for e in self.cluster.api.events if e["reason"] == reason]
 
 
 @pytest.mark.parametrize("killed", [False, True])
@@ -287,6 +254,8 @@ async def test_without_requests_a_canary_stalls_and_goes_on_with_them() -> None:
     for _ in range(11):
         await watched.looks((0, 0), (0, 0))
     assert watched.progressing() == ("True", "CanaryStalled")
+    text = condition(watched.cluster.status, "Progressing")["message"]
+    assert ", 0 of about " in text
     assert watched.counts == (2, 4)
     await watched.looks((MANY, 20), (3 * MANY, 60))
     assert watched.progressing() == ("True", "CanaryStep")
