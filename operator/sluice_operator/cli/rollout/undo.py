@@ -18,6 +18,7 @@ from sluice_operator.cli.yaml_text import to_yaml
 from sluice_operator.delivery.resolved_model import spec_with_commit
 from sluice_operator.kube.errors import OperatorError
 from sluice_operator.kube.kinds import Manifest
+from sluice_operator.service.revisions.canary_state import ENDED
 from sluice_operator.service.revisions.parts import (
     ADAPTERS,
     CACHE,
@@ -50,7 +51,8 @@ def target(
 ) -> Revision:
     """The revision to go back to: `number`, else the last one that was complete and asks for other
     pods than the present spec; without one, the newest whose engines still serve. Of several with
-    these engines it is the oldest: later ones changed the routers, and were never complete.
+    these engines it is the oldest: later ones changed the routers, and were never complete. Those
+    whose canary has ended are not tried again, unless by their number.
     `serving`: names of the engines' revisions with a ready engine.
 
     Raises:
@@ -64,9 +66,17 @@ def target(
             allowed = ", ".join(map(str, sorted(known))) or "none is recorded"
             raise NothingToUndoError(f"--to-revision: {number} is not there; allowed: {allowed}")
         return known[number]
-    if former := [revision for revision in revisions.complete if spec_hash(revision.spec) != now]:
+
+    def others(among: Iterable[Revision]) -> list[Revision]:
+        return [
+            revision
+            for revision in among
+            if spec_hash(revision.spec) != now and revision.canary.verdict not in ENDED
+        ]
+
+    if former := others(revisions.complete):
         return former[-1]
-    if former := [revision for revision in served if spec_hash(revision.spec) != now]:
+    if former := others(served):
         engines = _engines_of(former[-1])
         return next(revision for revision in former if _engines_of(revision) == engines)
     raise NothingToUndoError(

@@ -399,5 +399,7 @@ def promises_first_token(spec: InferenceServiceSpec) -> bool:
 
 def rates_text(signal: Signal, evidence: Evidence) -> str:
     """The rates of both revisions, for people."""
+    if not evidence.new.keys and not evidence.former.keys:
+        return f"{SIGNALS[signal]}: no requests yet"
     new, former = (f"{100 * side.rate:.1f} %" for side in (evidence.new, evidence.former))
     return f"{SIGNALS[signal]} {new} against {former}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from sluice_operator.cli.rollout.undo import (
     NothingToUndoError,
@@ -15,7 +17,7 @@ from sluice_operator.cli.rollout.undo import (
 )
 from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
 from sluice_operator.manifests.metadata import owner
-from sluice_operator.service.revisions.revision import Revision, State, revisions_of
+from sluice_operator.service.revisions.revision import STATE, Revision, State, revisions_of
 
 from tests.operator.examples import complete_revision, service
 
@@ -38,6 +40,19 @@ def recorded(*chunks: int) -> tuple[Manifest, ...]:
 def test_which_revision_is_gone_back_to(now: int, number: int | None, revision: int) -> None:
     item = service({"engine": {"chunkSize": now}})
     assert target(item, recorded(1, 2), number).number == revision
+
+
+@pytest.mark.parametrize("verdict", ["aborted", "worse", "late"])
+def test_a_canary_that_ended_is_gone_back_to_by_its_number_alone(verdict: str) -> None:
+    """Its engines were complete before, and are not tried again until they are promoted."""
+    first, second = recorded(1, 2)
+    annotations = second["metadata"]["annotations"]
+    annotations[STATE] = json.dumps(
+        json.loads(annotations[STATE]) | {"canary": {"verdict": verdict}}
+    )
+    item = service({"engine": {"chunkSize": 3}})
+    assert target(item, (first, second), None).number == 1
+    assert target(item, (first, second), 2).number == 2
 
 
 @pytest.mark.parametrize(("back_to", "number"), [(1, 4), (3, 3)])

@@ -14,8 +14,9 @@ from sluice_contract.wire.load import CanaryCounts, SideCounts, StepCosts, StepS
 from sluice_operator.api.scaling import CanarySpec
 from sluice_operator.scaled import LOOKS, Look
 from sluice_operator.service.revisions.canary_state import CanaryState, canary_state
+from sluice_operator.service.rollout.judge import Evidence
 from sluice_operator.service.rollout.router_counts import counts_of
-from sluice_operator.service.rollout.step import LEVEL, CanaryJudge, StepEvidence
+from sluice_operator.service.rollout.step import LEVEL, CanaryJudge, StepEvidence, rates_text
 from sluice_router.canary import CanaryKey, goes_to_new, revisions_of
 from sluice_router.engines import Fleet
 from sluice_router.trials import MINUTE_SECONDS, Trials
@@ -616,3 +617,7 @@ def test_one_client_that_always_fails_is_no_worse_revision() -> None:
         looks.append(look(minute + 1, *filter(None, [counted.counts(SHARES)])))
     state = judged(judge(minutes=90), *looks)
     assert (state.verdict, totals(state)[1::2]) == (None, (1, 0))
+
+
+def test_nothing_is_no_rate() -> None:
+    assert rates_text("errors", Evidence()) == "errors: no requests yet"
