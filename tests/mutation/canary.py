@@ -119,7 +119,7 @@ CANARY_MUTATIONS: Final = (
         "step",
         "if self.looked is None:\n            return None",
         "if self.looked is None:\n            return 0.0",
-        ("test_step",),
+        ("test_router_counts",),
         package=ROLLOUTS,
     ),
     Mutation(
@@ -151,7 +151,7 @@ CANARY_MUTATIONS: Final = (
         "step",
         "or self._is_short(step):",
         "or False:",
-        ("test_step",),
+        ("test_shortfall",),
         package=ROLLOUTS,
     ),
     Mutation(
@@ -167,7 +167,7 @@ CANARY_MUTATIONS: Final = (
         "shortfall",
         "LOW_RECORDS: Final = 3",
         "LOW_RECORDS: Final = 1",
-        ("test_step",),
+        ("test_shortfall",),
         package=ROLLOUTS,
     ),
     Mutation(
@@ -175,7 +175,7 @@ CANARY_MUTATIONS: Final = (
         "step",
         "if after.is_cold:",
         "if False:",
-        ("test_step",),
+        ("test_shortfall",),
         package=ROLLOUTS,
     ),
     Mutation(
@@ -183,7 +183,7 @@ CANARY_MUTATIONS: Final = (
         "shortfall",
         "(min(gain, begun) if begun < 0 else gain)",
         "gain",
-        ("test_step",),
+        ("test_shortfall",),
         package=ROLLOUTS,
     ),
     Mutation(
@@ -191,7 +191,7 @@ CANARY_MUTATIONS: Final = (
         "shortfall",
         "if not trials:",
         "if False:",
-        ("test_step",),
+        ("test_shortfall",),
         package=ROLLOUTS,
     ),
     Mutation(
@@ -207,7 +207,7 @@ CANARY_MUTATIONS: Final = (
         "router_counts",
         "if (c.revision, c.former, c.percent) == step}",
         "if (c.revision, c.former) == step[:2]}",
-        ("test_step",),
+        ("test_router_counts",),
         package=ROLLOUTS,
     ),
     Mutation(
@@ -271,7 +271,7 @@ CANARY_MUTATIONS: Final = (
         "router_counts",
         "if any(map(operator.lt, now, before)):",
         "if False:",
-        ("test_step",),
+        ("test_router_counts",),
         package=ROLLOUTS,
     ),
     Mutation(
@@ -303,7 +303,7 @@ CANARY_MUTATIONS: Final = (
         "step",
         "if len(routers) > MAX_EPOCHS * most_asked:",
         "if False:",
-        ("test_step",),
+        ("test_router_counts",),
         package=ROLLOUTS,
     ),
     Mutation(
@@ -311,7 +311,7 @@ CANARY_MUTATIONS: Final = (
         "step",
         "seen=seen if are_all else",
         "seen=seen if look.asked else",
-        ("test_step",),
+        ("test_router_counts",),
         package=ROLLOUTS,
     ),
     Mutation(
@@ -319,7 +319,7 @@ CANARY_MUTATIONS: Final = (
         "router_counts",
         "if len(before) != len(now):\n        return [0] * len(now)",
         "if len(before) != len(now):\n        return [*now]",
-        ("test_step",),
+        ("test_router_counts",),
         package=ROLLOUTS,
     ),
     Mutation(

@@ -15,7 +15,7 @@ from sluice_operator.scaled import Look
 from sluice_operator.service.revisions.canary_state import CanaryState
 
 from tests.operator.cli.rollout.person import JUDGED, Watched
-from tests.operator.service.rollout.test_step import at_speed
+from tests.operator.service.rollout.canary_world import at_speed
 from tests.operator.statuses import condition
 
 pytestmark = pytest.mark.process

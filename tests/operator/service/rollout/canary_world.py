@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sluice_autoscaler.sample import EngineSample
 from sluice_contract.cluster.labels import CanaryShare, Role
-from sluice_contract.wire.load import CanaryCounts, EngineFigures, SideCounts, TrialCounts
+from sluice_contract.wire.load import (
+    CanaryCounts,
+    EngineFigures,
+    SideCounts,
+    StepCosts,
+    StepShapes,
+    TrialCounts,
+)
+from sluice_operator.api.scaling import CanarySpec
 from sluice_operator.kube.kinds import Manifest
-from sluice_operator.scaled import Look
+from sluice_operator.scaled import LOOKS, Look
+from sluice_operator.service.revisions.canary_state import CanaryState, canary_state
+from sluice_operator.service.rollout.step import CanaryJudge, StepEvidence
 
 SHARES = {Role.MIXED: CanaryShare("b", "a", 25)}
+MANY = 20_000
 BEGAN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
@@ -65,3 +77,46 @@ def pod(name: str, restarts: int = 0, ready: str = "", revision: str = "b") -> M
     }
     labels = {"serving.sluice.dev/revision": revision}
     return {"metadata": {"name": name, "labels": labels}, "spec": {}, "status": status}
+
+
+ZERO = counts((0, 0), (0, 0))
+
+
+def judge(has_slo: bool = False, **spec: Any) -> CanaryJudge:
+    fields: dict[str, Any] = {"steps": [25, 50], "minutes": 2} | spec
+    fields["judge"] = {"marginPoints": 5} | fields.get("judge", {})
+    return CanaryJudge(CanarySpec.model_validate(fields), has_slo)
+
+
+def judged(by: CanaryJudge, *looks: Look, state: CanaryState | None = None) -> CanaryState:
+    """The state after these looks, each read back from what was written."""
+    present = state or CanaryState()
+    for number in range(len(looks)):
+        after = by.after(present, *seen(*looks[: number + 1]))
+        present = canary_state(json.loads(json.dumps(after.to_json_dict())))
+    return present
+
+
+def totals(state: CanaryState) -> tuple[int, int, int, int]:
+    """Trials and bad ones of the new and of the former revision."""
+    evidence = StepEvidence.of(state.learnt).evidence["errors"]
+    new, former = evidence.new, evidence.former
+    return new.trials, new.bad, former.trials, former.bad
+
+
+ALIKE_COUNTS = counts((MANY, 20), (3 * MANY, 60))
+
+
+def at_speed(ratio: float | None) -> list[Look]:
+    """Looks at alike counts, and at engines of which the canary's takes so many times as long;
+    None: they report no times."""
+
+    def costs(seconds: float | None, number: int) -> StepCosts | None:
+        shapes = StepShapes(steps=9 * number, mean=(1.0, 0.0, 0.0, 4.0, 9.0))
+        return StepCosts(seconds=(seconds, 0, 0, 0, 0), decode=shapes) if seconds else None
+
+    pairs = [
+        (engine("b", costs=costs(ratio, n)), engine("a", costs=costs(ratio and 1.0, n)))
+        for n in range(LOOKS)
+    ]
+    return [look(n, ALIKE_COUNTS if n else ZERO, engines=pair) for n, pair in enumerate(pairs)]
