@@ -71,11 +71,7 @@ from sluice_operator.service.resolve.planned_spec import PlannedSpec, decide_spe
 from sluice_operator.service.resolve.resolved_service import ResolvedPool, ResolvedService
 from sluice_operator.service.revisions.history import plan_history
 from sluice_operator.service.rollout.mode_switch import NO_FORMER, Former, former_manifests
-from sluice_operator.service.rollout.planned_rollout import (
-    PlannedPool,
-    PlannedRollout,
-    roll_out,
-)
+from sluice_operator.service.rollout.planned_rollout import PlannedPool, PlannedRollout, roll_out
 from sluice_operator.service.rollout.revisions import pod_changes
 from sluice_operator.service.rollout.surge import Rollout
 
